@@ -1,0 +1,1 @@
+"""Deployment configs: YAML -> frozen, unknown-key-refusing models."""

@@ -1,0 +1,1 @@
+"""Measure and judge a deployed server: needs no torch and no GPU."""
