@@ -1,0 +1,55 @@
+"""Linear layers whose weights are packed once.
+
+oneDNN wants weights in its own blocked layout and otherwise reorders them at every call; at decode sizes (1-64 rows)
+that reorder is a large part of the step. `torch.compile` freezes weights the same way with the two operators used
+here. They are private to PyTorch, so packing is used only where it is present and gives the plain product, and the
+plain product otherwise.
+"""
+
+import torch
+import torch.nn.functional as F
+
+_PROBE_ROWS = 3
+
+
+class Linear:
+    """y = x W^T + b with `weight` [out, in] and optional `bias` [out]. Keeps the packed weight or the plain one."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._bias = bias
+        self._is_packed = can_pack(weight.device, weight.dtype)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._is_packed else weight
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [N, in] -> [N, out]."""
+        if self._is_packed:
+            out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+            return out
+        return F.linear(x, self._weight, self._bias)
+
+
+_can_pack_cache: dict[tuple[str, torch.dtype], bool] = {}
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether packed products exist on this device and agree with plain ones for this dtype (probed once)."""
+    key = (device.type, dtype)
+    if key not in _can_pack_cache:
+        _can_pack_cache[key] = device.type == "cpu" and _probe(dtype)
+    return _can_pack_cache[key]
+
+
+def _probe(dtype: torch.dtype) -> bool:
+    if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
+        return False
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(64, 32, generator=generator).to(dtype)
+    x = torch.randn(_PROBE_ROWS, 32, generator=generator).to(dtype)
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        out = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False  # another PyTorch or processor: the plain product is always right
+    tolerance = 1e-4 if dtype is torch.float32 else 0.25
+    return torch.allclose(out.float(), F.linear(x, weight).float(), atol=tolerance)
