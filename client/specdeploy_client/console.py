@@ -1,0 +1,144 @@
+"""What a person sees in the terminal: tables and panels, from the same types the report is made of."""
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from specdeploy.contract import (
+    Arm,
+    CellSummary,
+    IntegrityReport,
+    MetricName,
+    Percentiles,
+    RequestRecord,
+    RunSummary,
+    Status,
+    Verdict,
+)
+from specdeploy.units import ns_to_ms
+from specdeploy_client.gate import find_cell, find_comparison
+from specdeploy_client.metrics import e2e_ns, mean_acceptance_length, num_tokens, tpot_ns, ttft_ns
+
+STYLES = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow"}
+MISSING = "n/a"
+UNSUPPORTED = "-"
+
+
+def run_table(summary: RunSummary) -> Table:
+    """One row per (segment, concurrency); off above on; p50/p90/p99 in ms, a dash where the sample is too small."""
+    table = Table(
+        title=f"{summary.deployment}: p50/p90/p99 in ms at c concurrent requests",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_lines=False,
+    )
+    for name in ("segment", "c", "arm", "TTFT", "TPOT", "e2e", "e2e on/off", "accepted"):
+        table.add_column(name, justify="left" if name in ("segment", "arm") else "right", overflow="fold")
+    for segment, concurrency in dict.fromkeys((cell.segment, cell.concurrency) for cell in summary.cells):
+        found = {arm: find_cell(summary, segment, concurrency, arm) for arm in Arm}
+        cells = [cell for cell in found.values() if cell is not None]
+        on = found[Arm.ON]
+        table.add_row(
+            segment,
+            str(concurrency),
+            "\n".join(cell.arm for cell in cells),
+            "\n".join(_percentiles(cell.ttft_ms) for cell in cells),
+            "\n".join(_percentiles(cell.tpot_ms) for cell in cells),
+            "\n".join(_percentiles(cell.e2e_ms) for cell in cells),
+            _ratio(summary, segment, concurrency),
+            _acceptance(on) if on is not None else "",
+        )
+    return table
+
+
+def void_notes(summary: RunSummary) -> list[str]:
+    """One line per void cell with its reasons."""
+    return [
+        f"{c.segment} at concurrency {c.concurrency} is void: {'; '.join(c.void_reasons)}"
+        for c in summary.comparisons
+        if c.metric is MetricName.E2E and c.void_reasons
+    ]
+
+
+def verdict_panel(verdict: Verdict) -> Panel:
+    """Decisions first, then every finding with its reason."""
+    decisions = Table.grid(padding=(0, 2))
+    for decision in verdict.decisions:
+        decisions.add_row(Text(decision.segment, style="bold"), decision.action, Text(decision.detail))
+    return Panel(
+        Group(decisions, Text(), _findings([(f.status, f.subject, f.detail) for f in verdict.findings])),
+        title=f"verdict: {verdict.status}",
+        title_align="left",
+        border_style=STYLES[verdict.status],
+    )
+
+
+def integrity_panel(report: IntegrityReport) -> Panel:
+    """Every check with what it saw."""
+    return Panel(
+        _findings([(check.status, check.name, check.detail) for check in report.checks]),
+        title=f"integrity: {report.status}",
+        title_align="left",
+        border_style=STYLES[report.status],
+    )
+
+
+def truth_line(record: RequestRecord) -> str:
+    """The one line that ends a query; counts the server did not report are n/a."""
+    steps, drafted, accepted = record.num_steps, record.num_draft_tokens, record.num_accepted_tokens
+    length = None
+    if steps is not None and drafted is not None and accepted is not None:
+        length = mean_acceptance_length(steps, drafted, accepted)
+    parts = (
+        f"tokens {num_tokens(record)}",
+        f"steps {_count(steps)}",
+        f"drafted {_count(drafted)}",
+        f"accepted {_count(accepted)}",
+        f"mean acceptance length {MISSING if length is None else f'{length:.2f}'}",
+        f"TTFT {_milliseconds(ttft_ns(record))}",
+        f"TPOT {_milliseconds(tpot_ns(record))}",
+        f"e2e {_milliseconds(e2e_ns(record))}",
+        f"speculation {record.speculation or MISSING}",
+    )
+    return " | ".join(parts)
+
+
+def _findings(rows: list[tuple[Status, str, str]]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    for status, subject, detail in rows:
+        table.add_row(Text(status, style=STYLES[status]), Text(subject), Text(detail))
+    return table
+
+
+def _percentiles(percentiles: Percentiles) -> str:
+    values = (percentiles.p50, percentiles.p90, percentiles.p99)
+    return "/".join(UNSUPPORTED if value is None else f"{value:.0f}" for value in values)
+
+
+def _ratio(summary: RunSummary, segment: str, concurrency: int) -> str:
+    comparison = find_comparison(summary, segment, concurrency, MetricName.E2E)
+    if comparison is None:
+        return ""
+    if comparison.void_reasons:
+        return "void"
+    return f"{comparison.ratio:.2f}\n{comparison.ci_low:.2f}-{comparison.ci_high:.2f}"
+
+
+def _acceptance(cell: CellSummary) -> str:
+    if cell.acceptance is None:
+        return MISSING
+    rate, length = cell.acceptance.acceptance_rate, cell.acceptance.mean_acceptance_length
+    if rate is None or length is None:
+        return "nothing drafted"
+    return f"{rate:.0%}\n{length:.2f}/step"
+
+
+def _count(value: int | None) -> str:
+    return MISSING if value is None else str(value)
+
+
+def _milliseconds(value_ns: float | None) -> str:
+    return MISSING if value_ns is None else f"{ns_to_ms(value_ns):.0f} ms"

@@ -1,0 +1,125 @@
+"""The report is one self-contained, well-formed page that says what was found."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from specdeploy.contract import GateConfig, PlannedDraftLen, RequestRecord, RunSummary
+from specdeploy_client.gate import judge
+from specdeploy_client.integrity import check_integrity
+from specdeploy_client.report import ReportInput, describe_run, render_report
+from specdeploy_client.server_facts import SegmentCounters
+from unit.specdeploy_client.fabricate import make_cell, make_summary
+
+VOID_ELEMENTS = {"meta", "br", "link", "img", "input", "hr"}
+PLANNED = (
+    PlannedDraftLen(segment="code_edit", draft_len=4),
+    PlannedDraftLen(segment="chat", draft_len=4),
+    PlannedDraftLen(segment="summarisation", draft_len=0, off_reason="<off> & out"),
+)
+
+
+def _records() -> list[RequestRecord]:
+    return [
+        *make_cell("code_edit", 1, speedup=1.9),
+        *make_cell("code_edit", 4, speedup=1.4),
+        *make_cell("chat", 1, speedup=1.1),
+        *make_cell("chat", 4, speedup=0.8),
+    ]
+
+
+def _input(summary: RunSummary) -> ReportInput:
+    records = _records()
+    counters = {"chat": SegmentCounters(), "code_edit": SegmentCounters()}
+    integrity = check_integrity(
+        records, deployment="demo", build_id="b1", dtype="float32", server_counters=counters, created_at="now"
+    )
+    return ReportInput(summary, integrity, judge(summary, integrity, GateConfig(name="test")))
+
+
+class _Checker(HTMLParser):
+    """Every tag that opens also closes; nothing is loaded from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.problems: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = {name for name, _ in attrs}
+        if tag in {"script", "link", "img", "iframe", "object"} or names & {"src", "href", "xlink:href"}:
+            self.problems.append(f"<{tag}> loads something")
+        if tag not in VOID_ELEMENTS:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID_ELEMENTS:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.problems.append(f"</{tag}> closes nothing")
+
+
+def _check_page(page: str) -> None:
+    checker = _Checker()
+    checker.feed(page)
+    checker.close()
+    assert checker.problems == []
+    assert checker.open == []
+    assert not re.search(r"https?://|@import|url\(", page)
+
+
+@pytest.fixture
+def page() -> str:
+    main = _input(make_summary(_records(), planned=PLANNED))
+    row = make_summary(make_cell("code_edit", 1, seed=3), deployment="demo-bf16", dtype="bfloat16")
+    return render_report(main, [ReportInput(row)])
+
+
+def test_the_page_is_self_contained_and_well_formed(page: str) -> None:
+    _check_page(page)
+
+
+def test_the_page_carries_verdict_decisions_and_definitions(page: str) -> None:
+    text = re.sub(r"<[^>]+>", " ", page)
+    for expected in (
+        "fail",
+        "switch off",
+        "speculate",
+        "measure more",
+        "called ITL by AIPerf",
+        "demo-bf16",
+        "bfloat16",
+        "server counters = client sums",
+        "&lt;off&gt; &amp; out",
+        "specdeploy-client smoke",
+    ):
+        assert expected in text, expected
+    assert page.count("<svg") == 3
+    assert "\N{EN DASH}" in text  # percentiles that 20 requests do not support
+
+
+def test_text_from_files_is_escaped() -> None:
+    summary = make_summary(_records(), planned=PLANNED, environment={"note": "<script>alert(1)</script>"})
+    page = render_report(ReportInput(summary))
+    assert "<script" not in page
+    _check_page(page)
+
+
+@pytest.mark.parametrize("records", [[], make_cell(num_pairs=3), make_cell(num_pairs=1)])
+def test_empty_and_void_runs_still_make_a_page(records: list[RequestRecord]) -> None:
+    page = render_report(ReportInput(make_summary(records)))
+    _check_page(page)
+    assert "No cell has" in page
+
+
+def test_two_sentences_say_what_was_measured_and_found() -> None:
+    first, second = describe_run(make_summary(_records(), planned=PLANNED))
+    assert first.startswith("160 requests of 2 traffic segments (code_edit, chat) were answered")
+    assert "at concurrency 1 and 4, in float32." in first
+    assert "At the expected concurrency of 4, speculation answers faster on code_edit (e2e on/off 0.7" in second
+    assert "speculation answers slower on chat" in second
+    assert "nothing was measured on summarisation" in second
