@@ -72,10 +72,7 @@ PLANNED: frozenset[tuple[Lane, Method]] = frozenset(
         (Lane.TRTLLM_ENGINE, method)
         for method in (Method.DRAFT_MODEL, Method.MEDUSA, Method.EAGLE, Method.REDRAFTER, Method.LOOKAHEAD)
     }
-    | {
-        (Lane.TRTLLM_LLMAPI, method)
-        for method in (Method.EAGLE3, Method.DRAFT_MODEL, Method.NGRAM, Method.MTP)
-    }
+    | {(Lane.TRTLLM_LLMAPI, method) for method in (Method.EAGLE3, Method.DRAFT_MODEL, Method.NGRAM, Method.MTP)}
 )
 
 
@@ -351,7 +348,7 @@ class RunSummary(ContractModel):
 class Status(StrEnum):
     """Outcome of a check, a finding or a whole verdict."""
 
-    PASS = "pass"
+    PASS = "pass"  # noqa: S105 - a verdict, not a password
     FAIL = "fail"
     INCONCLUSIVE = "inconclusive"
 

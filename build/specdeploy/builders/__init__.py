@@ -1,0 +1,1 @@
+"""From a deployment config to engines on disk; one module per lane."""

@@ -72,9 +72,18 @@ class Engine:
     """Serves many requests with one target and at most one drafter."""
 
     def __init__(
-        self, model: DecoderModel, drafter: Drafter | None, *, max_rows: int, max_queue: int, prefill_chunk: int
+        self,
+        model: DecoderModel,
+        drafter: Drafter | None,
+        *,
+        max_rows: int,
+        max_queue: int,
+        prefill_chunk: int,
+        num_token_ids: int | None = None,
     ) -> None:
+        """`num_token_ids` is the tokenizer's length: rows of the vocabulary beyond it are padding, never emitted."""
         self._model = model
+        self._num_token_ids = min(model.vocab_size, num_token_ids or model.vocab_size)
         self._drafter = drafter
         self._cache = model.new_cache(max_rows)
         self._max_queue = max_queue
@@ -102,6 +111,12 @@ class Engine:
             )
         if not request.prompt_ids:
             raise RequestError("text_input", "no tokens", "Send a prompt with at least one token")
+        if max(request.prompt_ids) >= self._model.vocab_size:
+            raise RequestError(
+                "text_input",
+                f"token id {max(request.prompt_ids)} has no row in a vocabulary of {self._model.vocab_size}",
+                "The tokenizer knows more tokens than the checkpoint: leave such tokens out of the prompt",
+            )
         if len(self._waiting) >= self._cache.num_free + self._max_queue:
             raise RequestError(
                 "request", f"all rows are busy and {self._max_queue} requests wait already", "Retry later"
@@ -133,12 +148,14 @@ class Engine:
             return []
         batch = self._pack(self._draft())
         logits = self._model.forward(batch.token_ids, batch.spans, batch.logit_positions, self._cache)
-        return self._commit(batch, logits)
+        return self._commit(batch, logits[:, : self._num_token_ids])
 
     def _admit(self) -> None:
         while self._waiting and self._cache.num_free:
             request = self._waiting.popleft()
-            self._rows.append(_Row(request, self._cache.allocate(), list(request.prompt_ids)))
+            row = _Row(request, self._cache.allocate(), list(request.prompt_ids))
+            self._rows.append(row)
+            row.stats.was_allowed_to_draft = self._planned_draft_len(row) > 0
 
     def _draft(self) -> dict[int, list[int]]:
         """Draft tokens by slot, for decoding rows that may use any."""
@@ -153,7 +170,12 @@ class Engine:
 
     def _draft_len(self, row: _Row) -> int:
         """K for this row now. The step emits one token more than it accepts, and none may exceed the row's limit."""
-        return max(0, min(row.request.draft_len(self.num_in_flight), self._max_output(row) - row.num_output - 1))
+        planned = self._planned_draft_len(row)
+        row.stats.was_allowed_to_draft |= planned > 0
+        return max(0, min(planned, self._max_output(row) - row.num_output - 1))
+
+    def _planned_draft_len(self, row: _Row) -> int:
+        return row.request.draft_len(self.num_in_flight) if self._drafter is not None else 0
 
     def _max_output(self, row: _Row) -> int:
         return min(row.request.max_tokens, self._model.max_seq_len - len(row.request.prompt_ids))
@@ -189,7 +211,7 @@ class Engine:
         return updates
 
     def _prefill_drafter(self, row: _Row) -> None:
-        if self._drafter is not None and row.request.draft_len(self.num_in_flight):
+        if self._drafter is not None and self._planned_draft_len(row):
             self._drafter.prefill(row.slot, row.token_ids[: row.num_cached])
 
     def _verify(self, row: _Row, draft: Sequence[int], logits: torch.Tensor, argmax: Sequence[int]) -> Verification:

@@ -69,10 +69,13 @@ class GenerationRequest:
 class RequestStats:
     """Counts over one request. `num_accepted_tokens` are draft tokens that were emitted.
 
+    `was_allowed_to_draft` says that K was above 0 at some point, also when the drafter then had nothing to propose;
+
     `num_steps` target forwards that emitted a token; `num_drafts` steps with at least one draft token;
     `num_accepted_tokens_per_pos[i]` drafts whose tokens 0..i were all accepted.
     """
 
+    was_allowed_to_draft: bool = False
     num_steps: int = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0

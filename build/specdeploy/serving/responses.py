@@ -42,7 +42,7 @@ def final_tensors(
         "input_token_count": _int32(len(request.prompt_ids)),
         "output_token_count": _int32(num_output),
         "num_steps": _int32(stats.num_steps),
-        "speculation": _strings("on" if stats.num_draft_tokens else f"off:{off_reason}"),
+        "speculation": _strings("on" if stats.was_allowed_to_draft else f"off:{off_reason}"),
         "speculation_stats": _strings("measured"),
         "total_draft_tokens": _int32(stats.num_draft_tokens),
         "total_accepted_draft_tokens": _int32(stats.num_accepted_tokens),

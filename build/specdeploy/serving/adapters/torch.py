@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
 from specdeploy.contract import DeploymentPlan, Method
 from specdeploy.errors import RequestError, SpecDeployError
@@ -165,6 +166,7 @@ def _load_engine(build: CurrentBuild, engines_root: Path) -> Engine:
         max_rows=serving.max_rows,
         max_queue=serving.max_queue,
         prefill_chunk=serving.prefill_chunk,
+        num_token_ids=Tokenizer.from_file(str(engines_root / build.target_folder / "tokenizer.json")).get_vocab_size(),
     )
 
 

@@ -317,6 +317,8 @@ def test_what_cannot_be_served_is_refused(target: DecoderModel) -> None:
         subject.submit(request(range(96)))
     with pytest.raises(RequestError, match="text_input: no tokens"):
         subject.submit(request(()))
+    with pytest.raises(RequestError, match="token id 100000 has no row"):
+        subject.submit(request((1, 100_000)))
     subject.submit(request(PROMPTS[0], name="a"))
     subject.step()
     subject.submit(request(PROMPTS[0], name="b"))
@@ -340,3 +342,20 @@ def test_stop_strings_end_the_request_at_their_token(
     outputs = run(engine(target, drafter), [request(prompt, draft_len=5, ends_with_stop_string=ends_at_seventh)])
     assert outputs.tokens[str(prompt)] == told == plain[prompt][:7]
     assert outputs.finish[str(prompt)] == "stop"
+
+
+def test_padding_rows_of_the_vocabulary_are_never_emitted(
+    target: DecoderModel, plain: dict[tuple[int, ...], list[int]]
+) -> None:
+    limit = max(plain[PROMPTS[0]])
+    outputs = run(engine(target, draft_model(target), num_token_ids=limit), [request(PROMPTS[0], draft_len=4)])
+    assert max(outputs.tokens[str(PROMPTS[0])]) < limit
+
+
+def test_a_request_that_may_draft_but_finds_nothing_is_still_speculating(target: DecoderModel) -> None:
+    never_matches = NgramDrafter(min_matching_ngram_size=9, max_matching_ngram_size=9)
+    may = run(engine(target, never_matches), [request(PROMPTS[0], draft_len=4, max_tokens=3)])
+    may_not = run(engine(target, never_matches), [request(PROMPTS[0], draft_len=0, max_tokens=3)])
+    assert may.stats[str(PROMPTS[0])].num_draft_tokens == 0
+    assert may.stats[str(PROMPTS[0])].was_allowed_to_draft
+    assert not may_not.stats[str(PROMPTS[0])].was_allowed_to_draft

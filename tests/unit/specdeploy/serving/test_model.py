@@ -134,7 +134,7 @@ def test_streamed_and_whole_answers_are_the_same(model: Any) -> None:
 
 
 def test_every_output_has_its_declared_type_and_rank(model: Any) -> None:
-    wanted = {"return_log_probs": True, "return_perf_metrics": True, "return_num_input_tokens": True}
+    wanted: dict[str, Any] = {"return_log_probs": True, "return_perf_metrics": True, "return_num_input_tokens": True}
     streamed = answer(model, request(stream=True, return_num_output_tokens=True, segment="edit", **wanted))
     declared = {tensor.name: tensor for tensor in OUTPUTS}
     numpy_types = {"STRING": object, "INT32": np.int32, "INT64": np.int64, "FP32": np.float32}

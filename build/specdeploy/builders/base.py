@@ -1,0 +1,166 @@
+"""A build: named steps that fill a staging folder, which becomes `engines/<build id>/` by one rename.
+
+A build is never half there. What a killed build left in `engines/.staging/` is cleaned by the next one; a lock keeps
+two builds of one engines root apart.
+"""
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from specdeploy.contract import BuildCheck, CheckpointSource, EngineManifest, Lane
+from specdeploy.errors import BuildError, SpecDeployError
+from specdeploy.manifest import MANIFEST_NAME, hash_folder, load_manifest, write_manifest
+
+STAGING = ".staging"
+LOCK = ".build.lock"
+_ID_LENGTH = 16
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildStep:
+    """One step. `run` gets the staging folder and returns what it checked; `outputs` are relative to that folder."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    run: Callable[[Path], tuple[BuildCheck, ...]]
+
+    def describe(self) -> str:
+        """One line for people: what goes in, what comes out."""
+        return f"{self.name}: {', '.join(self.inputs)} -> {', '.join(self.outputs) or 'checks only'}"
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRecipe:
+    """What a build is made of; equal recipes give equal bytes, so the build id is a digest of it."""
+
+    lane: Lane
+    checkpoints: tuple[CheckpointSource, ...]
+    versions: Mapping[str, str]
+    steps: tuple[BuildStep, ...]
+
+    @property
+    def build_id(self) -> str:
+        """Short SHA-256 over lane, sources and the versions that decide the bytes. The compute dtype is not among
+        them: weights are stored in their source precision and cast when they are loaded."""
+        sources = [f"{source.role} {source.digest}" for source in self.checkpoints]
+        versions = [f"{name} {version}" for name, version in sorted(self.versions.items())]
+        return hashlib.sha256("\n".join([self.lane, *sources, *versions]).encode()).hexdigest()[:_ID_LENGTH]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildResult:
+    """A finished build. `reused` is true when it was there already and nothing was built."""
+
+    manifest: EngineManifest
+    build_folder: Path
+    reused: bool
+
+
+def run_build(recipe: BuildRecipe, engines_root: Path, report: Report) -> BuildResult:
+    """Give the build of `recipe`: the one that is there, if undamaged, or a new one."""
+    engines_root.mkdir(parents=True, exist_ok=True)
+    with _locked(engines_root, report):
+        staging_root = engines_root / STAGING
+        shutil.rmtree(staging_root, ignore_errors=True)
+        build_folder = engines_root / recipe.build_id
+        if build_folder.exists():
+            damages = find_damages(engines_root, recipe.build_id)
+            if not damages:
+                return BuildResult(load_manifest(engines_root, recipe.build_id), build_folder, reused=True)
+            report(f"build {recipe.build_id} is damaged ({damages[0]}): building again")
+        try:
+            manifest = _fill(recipe, staging_root / recipe.build_id, report)
+            if build_folder.exists():
+                build_folder.replace(staging_root / f"{recipe.build_id}.damaged")
+            (staging_root / recipe.build_id).replace(build_folder)
+        finally:
+            shutil.rmtree(staging_root, ignore_errors=True)
+        return BuildResult(manifest, build_folder, reused=False)
+
+
+def find_damages(engines_root: Path, build_id: str) -> list[str]:
+    """What is visibly wrong with a finished build: files that are gone or have another size than the manifest says."""
+    try:
+        manifest = load_manifest(engines_root, build_id)
+    except BuildError as error:
+        return [str(error)]
+    damages = []
+    for file in manifest.files:
+        path = engines_root / build_id / file.path
+        if not path.is_file():
+            damages.append(f"{file.path} is missing")
+        elif path.stat().st_size != file.num_bytes:
+            damages.append(f"{file.path} has {path.stat().st_size} bytes instead of {file.num_bytes}")
+    return damages
+
+
+@contextmanager
+def _locked(engines_root: Path, report: Report) -> Iterator[None]:
+    lock = FileLock(engines_root / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        report("another build is running here: waiting for it to end")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _fill(recipe: BuildRecipe, staging: Path, report: Report) -> EngineManifest:
+    staging.mkdir(parents=True)
+    checks: list[BuildCheck] = []
+    for number, step in enumerate(recipe.steps, start=1):
+        report(f"[{number}/{len(recipe.steps)}] {step.name} ...")
+        started = time.monotonic()
+        checks += _run_step(step, staging)
+        report(f"[{number}/{len(recipe.steps)}] {step.name}: done in {time.monotonic() - started:.1f} s")
+    manifest = EngineManifest(
+        build_id=recipe.build_id,
+        lane=recipe.lane,
+        checkpoints=recipe.checkpoints,
+        files=tuple(file for file in hash_folder(staging) if file.path != MANIFEST_NAME),
+        versions=dict(sorted(recipe.versions.items())),
+        checks=tuple(checks),
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    write_manifest(staging, manifest)
+    return manifest
+
+
+def _run_step(step: BuildStep, staging: Path) -> tuple[BuildCheck, ...]:
+    try:
+        checks = step.run(staging)
+    except SpecDeployError:
+        raise
+    except MemoryError as error:
+        raise BuildError(
+            f"step {step.name}: out of memory. Use a machine with more, or a smaller checkpoint"
+        ) from error
+    except Exception as error:  # whatever a library raises becomes one message that names the step
+        reason = (str(error).strip().splitlines() or ["no message"])[0]
+        raise BuildError(f"step {step.name}: {type(error).__name__}: {reason}") from error
+    if missing := [name for name in step.outputs if not (staging / name).exists()]:
+        raise BuildError(f"step {step.name}: did not write {', '.join(missing)}")
+    return checks
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Hard-link where the file system allows it (weights are large), else copy."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)

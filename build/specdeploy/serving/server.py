@@ -1,0 +1,502 @@
+"""Start, watch and stop the Triton server of one deployment.
+
+The server outlives the shell that started it. `<state_root>/<deployment>/server.json` says which process it is (pid
+and creation time, so that a reused pid is never mistaken for it); a prefix of its shared memory, unique to this start,
+marks the stub processes and memory regions that belong to it.
+"""
+
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+import httpx
+import psutil
+from filelock import FileLock
+from pydantic import ValidationError
+
+from specdeploy.config.load import LoadedDeployment
+from specdeploy.config.schema import ServingConfig
+from specdeploy.contract import ContractModel
+from specdeploy.errors import PortInUseError, ServerError, SpecDeployError
+from specdeploy.manifest import CurrentBuild, load_current_build, write_json_atomically
+from specdeploy.serving.installation import (
+    ENGINES_ROOT_VARIABLE,
+    ServerInstallation,
+    find_installation,
+    lay_out_backends,
+    server_environment,
+)
+from specdeploy.serving.server_log import extract_cause, read_log_tail
+
+MODEL = "llm"
+DEFAULT_START_TIMEOUT_S = 300.0
+STOP_GRACE_S = 20.0
+# Below STOP_GRACE_S: requests in flight get this long, then the server leaves by itself.
+_EXIT_TIMEOUT_S = 10
+# Importing torch and reading weights happens while the server waits for the stub; its default is 30 s.
+_STUB_TIMEOUT_S = 300
+_POLL_S = 0.2
+# Creation times are derived from the machine's boot time, which clock adjustments move a little.
+_CREATE_TIME_TOLERANCE_S = 2.0
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (POSIX shared memory, not a place for temporary files)
+_PORT_KEYS = ("http_port", "grpc_port", "metrics_port")
+
+
+class ServerState(ContractModel):
+    """`server.json`: the server that was started for a deployment, and what it serves."""
+
+    schema_version: Literal[1] = 1
+    deployment: str
+    pid: int
+    create_time: float
+    host: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    build_id: str
+    config_digest: str
+    shm_prefix: str
+    log_path: str
+    started_at: str
+
+
+class ServerStatus(ContractModel):
+    """What `status` shows. `state` is None when no server is running."""
+
+    deployment: str
+    running: bool
+    ready: bool
+    uptime_s: float | None = None
+    state: ServerState | None = None
+
+
+class StopOutcome(StrEnum):
+    """How `stop_server` found and left things."""
+
+    STOPPED = "stopped"
+    KILLED = "killed"
+    NOT_RUNNING = "not running"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """Everything that starting a server needs, decided; `state_folder` is where its state, log and layout live."""
+
+    deployment: str
+    build_id: str
+    config_digest: str
+    serving: ServingConfig
+    model_repository: Path
+    engines_root: Path
+    state_folder: Path
+    installation: ServerInstallation
+    shm_prefix: str
+
+    @property
+    def log_path(self) -> Path:
+        """Standard output and error of the server."""
+        return self.state_folder / "server.log"
+
+    def command(self) -> list[str]:
+        """The command line of the server."""
+        serving = self.serving
+        return [
+            str(self.installation.binary),
+            f"--model-repository={self.model_repository}",
+            f"--backend-directory={self.installation.backend_directory(self.state_folder)}",
+            "--model-control-mode=none",
+            "--disable-auto-complete-config",
+            "--exit-on-error=true",
+            f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
+            f"--http-address={serving.host}",
+            f"--http-port={serving.http_port}",
+            f"--grpc-address={serving.host}",
+            f"--grpc-port={serving.grpc_port}",
+            f"--metrics-address={serving.host}",
+            f"--metrics-port={serving.metrics_port}",
+            "--log-info=true",
+            f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}",
+            f"--backend-config=python,stub-timeout-seconds={_STUB_TIMEOUT_S}",
+        ]
+
+    def environment(self) -> dict[str, str]:
+        """The environment of the server."""
+        return server_environment(self.installation, self.engines_root, os.environ)
+
+    def describe(self) -> str:
+        """The command as one would type it, with the environment that matters."""
+        environment = self.environment()
+        names = ("LD_LIBRARY_PATH", "PATH", ENGINES_ROOT_VARIABLE)
+        changed = [name for name in names if name in environment and environment[name] != os.environ.get(name)]
+        parts = [f"{name}={shlex.quote(environment[name])}" for name in changed]
+        return " \\\n  ".join(["env", *parts, *(shlex.quote(part) for part in self.command())])
+
+
+# --- deciding -------------------------------------------------------------------------------------------------------
+
+
+def plan_launch(
+    loaded: LoadedDeployment,
+    *,
+    engines_root: Path,
+    repo_root: Path,
+    state_root: Path,
+    installation: ServerInstallation | None = None,
+) -> LaunchPlan:
+    """Check that what was built and packed is what the config asks for. Raises `ServerError` naming all that is not."""
+    config = loaded.config
+    problems: list[str] = []
+    build_id = ""
+    try:
+        current = load_current_build(engines_root, config.name)
+        build_id = current.build_id
+        problems += _build_problems(current, loaded, engines_root)
+    except SpecDeployError as error:
+        problems.append(
+            f"{error}" if "make engines" in str(error) else f"{error}. Run: {_make('engines', config.name)}"
+        )
+    repository = repo_root / config.name
+    if not (repository / MODEL / "config.pbtxt").is_file():
+        problems.append(f"{repository}: holds no model repository. Run: {_make('repo', config.name)}")
+    if problems:
+        raise ServerError("\n".join(problems))
+    return LaunchPlan(
+        deployment=config.name,
+        build_id=build_id,
+        config_digest=loaded.digest,
+        serving=config.serving,
+        model_repository=repository.resolve(),
+        engines_root=engines_root.resolve(),
+        state_folder=(state_root / config.name).resolve(),
+        installation=installation or find_installation(),
+        shm_prefix=new_shm_prefix(config.name),
+    )
+
+
+def new_shm_prefix(deployment: str) -> str:
+    """A prefix for shared memory that no other start of any server has."""
+    return f"specdeploy_{deployment}_{secrets.token_hex(4)}_"
+
+
+def _build_problems(current: CurrentBuild, loaded: LoadedDeployment, engines_root: Path) -> list[str]:
+    name = loaded.config.name
+    if current.config_digest != loaded.digest:
+        return [f"{loaded.path}: changed since {engines_root / name}.json was written. Run: {_make('engines', name)}"]
+    if not (engines_root / current.build_id / "manifest.json").is_file():
+        return [f"{engines_root / current.build_id}: the build is gone. Run: {_make('engines', name)}"]
+    return []
+
+
+def _make(target: str, deployment: str) -> str:
+    return f"make {target} DEPLOYMENT={deployment}"
+
+
+# --- starting -------------------------------------------------------------------------------------------------------
+
+
+def start_server(
+    plan: LaunchPlan,
+    *,
+    timeout_s: float = DEFAULT_START_TIMEOUT_S,
+    on_wait: Callable[[float], None] = lambda _elapsed_s: None,
+) -> tuple[ServerState, bool]:
+    """Start the server and wait until its model is ready. The flag is False when it was running already.
+
+    `on_wait` is called about five times a second with the seconds waited. A server that does not come up is ended
+    and `ServerError` carries the cause.
+    """
+    plan.state_folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(plan.state_folder / "start.lock"):
+        if (running := load_running_state(plan.state_folder)) is not None:
+            _check_serves_plan(running, plan)
+            return running, False
+        check_ports(plan.serving, plan.state_folder.parent)
+        lay_out_backends(plan.installation, plan.state_folder)
+        state = _spawn(plan)
+    try:
+        _wait_until_ready(state, timeout_s, on_wait)
+    except BaseException:  # an interrupt too must not leave a half-started server behind
+        _end_processes(state, grace_s=5.0)
+        _forget(plan.state_folder, state)
+        raise
+    return state, True
+
+
+def _check_serves_plan(running: ServerState, plan: LaunchPlan) -> None:
+    stop_first = f"Run: {_make('stop', plan.deployment)}, then serve again"
+    if running.build_id != plan.build_id:
+        raise ServerError(
+            f"{plan.deployment}: already running (pid {running.pid}) with build {running.build_id}, "
+            f"not {plan.build_id}. {stop_first}"
+        )
+    if running.config_digest != plan.config_digest:
+        raise ServerError(f"{plan.deployment}: already running (pid {running.pid}) with an older config. {stop_first}")
+    if not is_ready(running):
+        raise ServerError(
+            f"{plan.deployment}: already running (pid {running.pid}) but not ready yet; "
+            f"its log is {running.log_path}. Wait, or {stop_first[0].lower()}{stop_first[1:]}"
+        )
+
+
+def _spawn(plan: LaunchPlan) -> ServerState:
+    log = plan.log_path
+    if log.exists():
+        log.replace(log.with_name("server.previous.log"))
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    # posix_spawn, not subprocess: the server is meant to outlive this process, nobody here owns it.
+    pid = os.posix_spawn(
+        plan.installation.binary,
+        plan.command(),
+        plan.environment(),
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), append, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+    state = ServerState(
+        deployment=plan.deployment,
+        pid=pid,
+        create_time=psutil.Process(pid).create_time(),
+        host=plan.serving.host,
+        http_port=plan.serving.http_port,
+        grpc_port=plan.serving.grpc_port,
+        metrics_port=plan.serving.metrics_port,
+        build_id=plan.build_id,
+        config_digest=plan.config_digest,
+        shm_prefix=plan.shm_prefix,
+        log_path=str(log),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    write_json_atomically(_state_path(plan.state_folder), state)
+    return state
+
+
+def _wait_until_ready(state: ServerState, timeout_s: float, on_wait: Callable[[float], None]) -> None:
+    process = _process(state)
+    started = time.monotonic()
+    while process is not None:
+        try:
+            exit_code = process.wait(timeout=_POLL_S)
+        except psutil.TimeoutExpired:
+            pass
+        else:
+            raise ServerError(_failure(state, f"the server ended while it was loading ({_exit_reason(exit_code)})"))
+        if is_ready(state):
+            return
+        elapsed_s = time.monotonic() - started
+        on_wait(elapsed_s)
+        if elapsed_s > timeout_s:
+            raise ServerError(_failure(state, f"model {MODEL} was not ready after {timeout_s:.0f} s"))
+    raise ServerError(_failure(state, "the server ended at once"))
+
+
+def _failure(state: ServerState, what: str) -> str:
+    cause = extract_cause(read_log_tail(Path(state.log_path)))
+    return f"{state.deployment}: {f'the server did not start: {cause}' if cause else what}\nLog: {state.log_path}"
+
+
+def _exit_reason(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "exit status unknown"
+    if exit_code >= 0:
+        return f"exit status {exit_code}"
+    hint = ", often out of memory" if -exit_code == signal.SIGKILL else ""
+    return f"signal {-exit_code}{hint}"
+
+
+def is_ready(state: ServerState) -> bool:
+    """Whether the model of this server answers that it is ready."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(state.host, state.host)  # noqa: S104  (compared, not bound)
+    host = f"[{host}]" if ":" in host else host
+    try:
+        response = httpx.get(f"http://{host}:{state.http_port}/v2/models/{MODEL}/ready", timeout=2.0, trust_env=False)
+    except httpx.HTTPError:
+        return False
+    return response.status_code == httpx.codes.OK
+
+
+# --- ports ----------------------------------------------------------------------------------------------------------
+
+
+def check_ports(serving: ServingConfig, state_root: Path) -> None:
+    """Raise `PortInUseError` naming every port of the config that is taken, and by whom where that is visible."""
+    busy = []
+    for key in _PORT_KEYS:
+        port = int(getattr(serving, key))
+        if not _can_bind(serving.host, port):
+            busy.append(
+                f"serving.{key}: port {port} is taken by {_holder(port, state_root)}. "
+                f"Stop that process or write another port"
+            )
+    if busy:
+        raise PortInUseError("\n".join(busy))
+
+
+def _can_bind(host: str, port: int) -> bool:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except PermissionError as error:
+        raise ServerError(f"serving: port {port} needs privileges ({error}). Write a port above 1023") from error
+    except OSError as error:
+        if isinstance(error, socket.gaierror) or "assign requested address" in str(error):
+            raise ServerError(f"serving.host: {host} is not an address of this machine ({error})") from error
+        return False
+    return True
+
+
+def _holder(port: int, state_root: Path) -> str:
+    """Who listens on `port`, in words."""
+    with suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections(kind="tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and getattr(connection.laddr, "port", None) == port
+            if not listens or connection.pid is None:
+                continue
+            command = shlex.join(psutil.Process(connection.pid).cmdline())
+            shown = command if len(command) <= 120 else command[:117] + "..."
+            ours = _deployment_of(connection.pid, state_root)
+            remedy = f", the server of deployment {ours} (stop it with: {_make('stop', ours)})" if ours else ""
+            return f"pid {connection.pid} ({shown}){remedy}"
+    return "a process of another user or namespace (not visible)"
+
+
+def _deployment_of(pid: int, state_root: Path) -> str | None:
+    for path in state_root.glob("*/server.json"):
+        state = _load_state(path.parent)
+        if state is not None and state.pid == pid:
+            return state.deployment
+    return None
+
+
+# --- state ----------------------------------------------------------------------------------------------------------
+
+
+def _state_path(state_folder: Path) -> Path:
+    return state_folder / "server.json"
+
+
+def _load_state(state_folder: Path) -> ServerState | None:
+    try:
+        return ServerState.model_validate_json(_state_path(state_folder).read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def load_running_state(state_folder: Path) -> ServerState | None:
+    """The server of this deployment if it is alive. What a dead one left (state, stubs, memory) is cleaned."""
+    state = _load_state(state_folder)
+    if state is None:
+        _state_path(state_folder).unlink(missing_ok=True)
+        return None
+    if _process(state) is not None:
+        return state
+    _end_processes(state, grace_s=0.0)
+    _forget(state_folder, state)
+    return None
+
+
+def _process(state: ServerState) -> psutil.Process | None:
+    """The living process this state is about, or None."""
+    try:
+        process = psutil.Process(state.pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        if abs(process.create_time() - state.create_time) > _CREATE_TIME_TOLERANCE_S:
+            return None
+    except psutil.Error:
+        return None
+    return process
+
+
+def _forget(state_folder: Path, state: ServerState) -> None:
+    for region in _SHARED_MEMORY.glob(f"{state.shm_prefix}*"):
+        with suppress(OSError):
+            region.unlink()
+    shutil.rmtree(state_folder / "backends", ignore_errors=True)
+    if (known := _load_state(state_folder)) is None or known.pid == state.pid:
+        _state_path(state_folder).unlink(missing_ok=True)
+
+
+# --- stopping and looking -------------------------------------------------------------------------------------------
+
+
+def stop_server(state_root: Path, deployment: str, *, grace_s: float = STOP_GRACE_S) -> StopOutcome:
+    """End the server of `deployment` and its stubs, nothing else. Requests in flight get time to finish."""
+    state_folder = state_root / deployment
+    state = load_running_state(state_folder)
+    if state is None:
+        return StopOutcome.NOT_RUNNING
+    outcome = _end_processes(state, grace_s=grace_s)
+    _forget(state_folder, state)
+    return outcome
+
+
+def inspect_server(state_root: Path, deployment: str) -> ServerStatus:
+    """Is it running, is it ready, since when?"""
+    state = load_running_state(state_root / deployment)
+    if state is None:
+        return ServerStatus(deployment=deployment, running=False, ready=False)
+    return ServerStatus(
+        deployment=deployment,
+        running=True,
+        ready=is_ready(state),
+        uptime_s=max(0.0, time.time() - state.create_time),
+        state=state,
+    )
+
+
+def _end_processes(state: ServerState, *, grace_s: float) -> StopOutcome:
+    """SIGTERM to the server, which ends its stubs; SIGKILL to whatever is left of them after `grace_s`."""
+    server = _process(state)
+    processes = [server, *_descendants(server)] if server is not None else []
+    processes += [stub for stub in _stubs(state.shm_prefix) if stub not in processes]
+    if server is not None:
+        with suppress(psutil.Error):
+            server.terminate()
+    _, alive = psutil.wait_procs(processes, timeout=grace_s)
+    alive = [process for process in alive if _is_alive(process)]
+    for process in alive:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(alive, timeout=5.0)
+    return StopOutcome.KILLED if alive else StopOutcome.STOPPED
+
+
+def _descendants(process: psutil.Process) -> Sequence[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _stubs(shm_prefix: str) -> list[psutil.Process]:
+    """Stub processes of this start: the server hands each one a region with its prefix on the command line."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(argument.startswith(shm_prefix) for argument in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
