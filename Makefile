@@ -1,0 +1,158 @@
+# Every target makes the virtual environment it needs. `make` alone prints this file's targets.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+.NOTPARALLEL: # the targets are stages of one path; `make -j engines repo` must not race
+
+DEPLOYMENT ?= demo
+PROMPT ?= Write one sentence about the sea.
+ARGS ?=
+# The prompt reaches the recipes through the environment: quotes, dollars and backticks in it stay what they are.
+export SPECDEPLOY_PROMPT := $(value PROMPT)
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+
+# Folders are named build, client, engines, configs and tests: every target must be phony or make finds it up to date.
+.PHONY: help install format check test test-fast golden schema lock clean
+.PHONY: engines repo serve stop status query smoke bench verify gate report demo
+
+help: ## Print the targets
+	@echo "make <target> [DEPLOYMENT=$(DEPLOYMENT)] [PROMPT=\"...\"] [ARGS=\"...\"]"
+	grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
+
+demo: $(STAMP) ## The whole path: build, serve, query and measure the demo, then one row in bf16, then the report
+	@served=
+	stop_served() { if [ -n "$$served" ]; then $(BIN)/specdeploy stop "$$served" || true; served=; fi; }
+	trap stop_served EXIT
+	trap 'exit 130' INT
+	trap 'exit 143' TERM
+	run_smoke() { # a verdict is an answer, whatever it says: 0 pass, 1 fail, 2 inconclusive
+		local code=0
+		$(BIN)/specdeploy-client smoke --deployment "$$1" --budget "$$2" || code=$$?
+		[ "$$code" -le 2 ] || return "$$code"
+	}
+	for row in demo:quick demo-bf16:row; do
+		name=$${row%%:*} budget=$${row##*:}
+		echo "== $$name: engines"; $(BIN)/specdeploy build "$$name"
+		echo "== $$name: repo"; $(BIN)/specdeploy repo "$$name"
+		echo "== $$name: serve"; served=$$name; $(BIN)/specdeploy serve "$$name"
+		if [ "$$name" = demo ]; then
+			echo "== $$name: query"; $(BIN)/specdeploy-client query --deployment "$$name" -- "$$SPECDEPLOY_PROMPT"
+		fi
+		echo "== $$name: smoke ($$budget)"; run_smoke "$$name" "$$budget"
+		echo "== $$name: stop"; stop_served
+	done
+	echo "== report"
+	$(BIN)/specdeploy-client report --deployment demo --also artifacts/demo-bf16
+
+engines: $(STAMP) ## Build the engine of DEPLOYMENT
+	@$(BIN)/specdeploy build $(DEPLOYMENT) $(ARGS)
+
+repo: $(STAMP) ## Write the Triton model repository of DEPLOYMENT
+	@$(BIN)/specdeploy repo $(DEPLOYMENT) $(ARGS)
+
+serve: $(STAMP) ## Start the Triton server of DEPLOYMENT in the background and wait until it is ready
+	@$(BIN)/specdeploy serve $(DEPLOYMENT) $(ARGS)
+
+stop: $(STAMP) ## Stop the Triton server of DEPLOYMENT
+	@$(BIN)/specdeploy stop $(DEPLOYMENT) $(ARGS)
+
+status: $(STAMP) ## Say whether DEPLOYMENT is served, where, and where its log is
+	@$(BIN)/specdeploy status $(DEPLOYMENT) $(ARGS)
+
+query: $(STAMP) ## Ask the served DEPLOYMENT: PROMPT="..."
+	@$(BIN)/specdeploy-client query --deployment $(DEPLOYMENT) $(ARGS) -- "$$SPECDEPLOY_PROMPT"
+
+smoke: $(STAMP) ## Measure speculation on against off, check outputs, give a verdict
+	@$(BIN)/specdeploy-client smoke --deployment $(DEPLOYMENT) $(ARGS)
+
+bench: $(STAMP) ## Measure only: writes records and a summary
+	@$(BIN)/specdeploy-client bench --deployment $(DEPLOYMENT) $(ARGS)
+
+verify: $(STAMP) ## Check outputs only: writes an integrity report
+	@$(BIN)/specdeploy-client verify --deployment $(DEPLOYMENT) $(ARGS)
+
+gate: $(STAMP) ## Judge the last measurement; needs no server
+	@$(BIN)/specdeploy-client gate --deployment $(DEPLOYMENT) $(ARGS)
+
+report: $(STAMP) ## Write the HTML report of the last measurement
+	@$(BIN)/specdeploy-client report --deployment $(DEPLOYMENT) $(ARGS)
+
+install: $(STAMP) ## Make or refresh the virtual environment in .venv
+
+format: $(STAMP) ## Format the sources
+	@$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+check: $(STAMP) ## Lint, format, types, import rules, JSON schemas
+	@echo "== ruff"; $(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	echo "== mypy"; $(BIN)/mypy
+	echo "== import-linter"; $(BIN)/lint-imports
+	echo "== schemas"; $(BIN)/python -m specdeploy.config.json_schema --check
+
+test: $(STAMP) ## Run all tests
+	@$(BIN)/pytest -q -ra $(ARGS)
+
+test-fast: $(STAMP) ## Run the tests that start no server
+	@$(BIN)/pytest -q -m "not integration" $(ARGS)
+
+golden: $(STAMP) ## Rewrite the checked-in model repository of the demo
+	@$(BIN)/specdeploy repo demo
+
+schema: $(STAMP) ## Rewrite the JSON schemas of the config files
+	@$(BIN)/python -m specdeploy.config.json_schema --write
+
+lock: $(STAMP) ## Rewrite requirements.lock from pyproject.toml
+	@tools=$$(mktemp -d); trap 'rm -rf "$$tools"' EXIT
+	$(BIN)/python -m pip install -qq --target "$$tools" "uv>=0.9"
+	# torch's own dependencies differ between its CUDA and CPU builds, so pip takes those from the build it finds.
+	{
+		echo "# Written by \`make lock\`: extras torch, serve and dev on Linux x86_64, Python 3.11 to 3.13."
+		echo "# torch's CUDA libraries are left out, so that a CPU build of the same version satisfies this file too."
+		"$$tools/bin/uv" pip compile pyproject.toml --extra torch --extra serve --extra dev --universal \
+			--python-version 3.11 --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet |
+			grep -vE "^(nvidia-|cuda-|triton==)|sys_platform == '(win32|emscripten)'"
+	} > "$$tools/requirements.lock"
+	cp "$$tools/requirements.lock" requirements.lock
+
+clean: ## Remove caches and dist/; engines, reports and .venv stay
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
+	find build client tests triton_repo -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# A half-made environment has no stamp and is made again. Python 3.11 or 3.12 first: under 3.13 the Triton server in
+# the wheel cannot run (it needs numpy 1, which 3.13 does not have).
+$(STAMP): pyproject.toml requirements.lock requirements-wheels.lock
+	@find_python() {
+		for want in 'in ((3,11),(3,12))' '== (3,13)'; do
+			for name in python3 python3.12 python3.11 python3.13 python; do
+				if "$$name" -c "import sys, venv, ensurepip; sys.exit(not sys.version_info[:2] $$want)" 2>/dev/null; then
+					echo "$$name"
+					return
+				fi
+			done
+		done
+		echo "make: no usable Python: install Python 3.11 or 3.12 (with its venv module) and try again" >&2
+		return 1
+	}
+	rm -f $@
+	if ! $(BIN)/python -c 'import sys, pip; sys.exit(not (3,11) <= sys.version_info[:2] <= (3,13))' 2>/dev/null; then
+		python=$$(find_python)
+		echo "== environment: $(VENV) with $$("$$python" --version)"
+		if "$$python" -c 'import sys; sys.exit(sys.version_info[:2] < (3,13))'; then
+			echo "   only Python 3.13 found: the Triton server in the wheel cannot run here, 3.11 or 3.12 is needed for that"
+		fi
+		"$$python" -m venv --clear $(VENV)
+	fi
+	echo "== environment: packages (the first time this downloads PyTorch, which takes a while)"
+	$(BIN)/python -m pip install -qq -r requirements.lock
+	echo "== environment: Triton server and demo weights"
+	$(BIN)/python -m pip install -qq --no-deps -r requirements-wheels.lock
+	echo "== environment: this project"
+	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
+	touch $@

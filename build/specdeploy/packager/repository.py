@@ -1,0 +1,133 @@
+"""DeploymentConfig -> Triton model repository, written beside its place and renamed into it.
+
+triton_repo/<deployment>/repository.json     what was written (Triton ignores plain files at the top)
+triton_repo/<deployment>/llm/config.pbtxt    names the deployment only: no digest, no path, so it can be checked in
+triton_repo/<deployment>/llm/1/model.py      two lines that import the model from the installed package
+"""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock
+
+from specdeploy.config.schema import DeploymentConfig
+from specdeploy.contract import RepositoryManifest
+from specdeploy.errors import PackagingError
+from specdeploy.manifest import hash_folder, write_json_atomically
+from specdeploy.packager.pbtxt import TEMPLATE_MARK, TritonModelConfig, parse_pbtxt, render_pbtxt
+from specdeploy.packager.tensors import INPUTS, OUTPUTS
+
+PUBLIC_MODEL = "llm"
+REPOSITORY_MANIFEST_NAME = "repository.json"
+MODEL_SHIM = 'from specdeploy.serving.model import TritonPythonModel\n\n__all__ = ["TritonPythonModel"]\n'
+
+
+def public_model_config(config: DeploymentConfig) -> TritonModelConfig:
+    """The Triton model `llm`: one Python instance; the engine behind it batches, so Triton must not."""
+    return TritonModelConfig(
+        name=PUBLIC_MODEL,
+        backend="python",
+        max_batch_size=1,
+        decoupled=True,
+        inputs=INPUTS,
+        outputs=OUTPUTS,
+        parameters={"deployment": config.name},
+    )
+
+
+def render_repository(config: DeploymentConfig) -> dict[str, str]:
+    """Every file of the deployment's repository: relative POSIX path -> text."""
+    header = f"Written by `make repo DEPLOYMENT={config.name}`; change configs/deployments/{config.name}.yaml instead."
+    return {
+        f"{PUBLIC_MODEL}/config.pbtxt": render_pbtxt(public_model_config(config), header),
+        f"{PUBLIC_MODEL}/1/model.py": MODEL_SHIM,
+    }
+
+
+def pack_repository(config: DeploymentConfig, repo_root: Path) -> RepositoryManifest:
+    """Write `repo_root/<deployment>/`; what stands there is replaced whole, and left alone when it is the same."""
+    files = render_repository(config)
+    target = repo_root / config.name
+    repo_root.mkdir(parents=True, exist_ok=True)
+    with FileLock(repo_root / f".{config.name}.lock"):
+        for leftover in repo_root.glob(f".{config.name}.*.partial"):  # of a run that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{config.name}.", suffix=".partial", dir=repo_root))
+        try:
+            fresh = work / "new"
+            manifest = _write_repository(fresh, config.name, files)
+            if _read_texts(target) != _read_texts(fresh):
+                _swap(fresh, target, work / "old")
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return manifest
+
+
+def check_repository(folder: Path) -> None:
+    """PackagingError listing everything that would keep Triton from loading a model of this repository."""
+    if problems := list(_find_problems(folder)):
+        raise PackagingError("\n".join(problems))
+
+
+def _write_repository(folder: Path, deployment: str, files: dict[str, str]) -> RepositoryManifest:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    check_repository(folder)
+    models = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
+    manifest = RepositoryManifest(deployment=deployment, models=models, files=hash_folder(folder))
+    write_json_atomically(folder / REPOSITORY_MANIFEST_NAME, manifest)
+    return manifest
+
+
+def _swap(fresh: Path, target: Path, old: Path) -> None:
+    """Two renames: a kill between them leaves no repository, never half of one."""
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise PackagingError(f"{target} is not a folder: move it away and run `make repo` again")
+    with contextlib.suppress(FileNotFoundError):
+        target.rename(old)
+    fresh.rename(target)
+
+
+def _read_texts(folder: Path) -> dict[str, bytes]:
+    """Files of a repository, without the bytecode that Python leaves beside model.py."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def _find_problems(folder: Path) -> Iterator[str]:
+    models = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    if not models:
+        yield f"{folder}: holds no model folder"
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in {".pbtxt", ".py", ".yaml", ".json"} and TEMPLATE_MARK in path.read_text(encoding="utf-8"):
+            yield f"{path}: an unfilled template variable ({TEMPLATE_MARK}...)"
+    for model in models:
+        yield from _find_model_problems(model)
+
+
+def _find_model_problems(model: Path) -> Iterator[str]:
+    config_path = model / "config.pbtxt"
+    if not config_path.is_file():
+        yield f"{model}: has no config.pbtxt, and Triton takes every folder here for a model"
+        return
+    text = config_path.read_text(encoding="utf-8")
+    if TEMPLATE_MARK in text:
+        return  # reported above
+    try:
+        parsed = parse_pbtxt(text, str(config_path))
+    except PackagingError as error:
+        yield str(error)
+        return
+    if parsed.name != model.name:
+        yield f"{config_path}: name: '{parsed.name}' is not the name of its folder"
+    versions = [path for path in model.iterdir() if path.is_dir() and path.name.isdecimal() and path.name != "0"]
+    if not versions:
+        yield f"{model}: has no version folder such as {model}/1"
+    for version in versions:
+        if parsed.backend == "python" and not (version / "model.py").is_file():
+            yield f"{version}: has no model.py"

@@ -1,0 +1,3 @@
+from specdeploy.serving.model import TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
