@@ -125,8 +125,8 @@ clean: ## Remove caches and dist/; engines, reports and .venv stay
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 	find build client tests triton_repo -type d -name __pycache__ -prune -exec rm -rf {} +
 
-# A half-made environment has no stamp and is made again. Python 3.11 or 3.12 first: under 3.13 the Triton server in
-# the wheel cannot run (it needs numpy 1, which 3.13 does not have).
+# A half-made environment has no stamp and is made again. Python 3.11 or 3.12 first: the Triton server in the wheel needs
+# numpy 1, which for 3.13 has to be compiled.
 $(STAMP): pyproject.toml requirements.lock requirements-wheels.lock
 	@find_python() {
 		for want in 'in ((3,11),(3,12))' '== (3,13)'; do
@@ -145,12 +145,17 @@ $(STAMP): pyproject.toml requirements.lock requirements-wheels.lock
 		python=$$(find_python)
 		echo "== environment: $(VENV) with $$("$$python" --version)"
 		if "$$python" -c 'import sys; sys.exit(sys.version_info[:2] < (3,13))'; then
-			echo "   only Python 3.13 found: the Triton server in the wheel cannot run here, 3.11 or 3.12 is needed for that"
+			echo "   only Python 3.13 found: numpy 1 will be compiled, which needs a C++ compiler and some minutes"
 		fi
 		"$$python" -m venv --clear $(VENV)
 	fi
 	echo "== environment: packages (the first time this downloads PyTorch, which takes a while)"
 	$(BIN)/python -m pip install -qq -r requirements.lock
+	if $(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] < (3,13))'; then
+		echo "== environment: numpy 1.26.4 from source, for the Triton server in the wheel"
+		$(BIN)/python -m pip install -qq --no-deps --no-binary numpy numpy==1.26.4 ||
+			echo "   not compiled: serving will refuse to start. Install a C++ compiler, or Python 3.11 or 3.12, and remove $(VENV)" >&2
+	fi
 	echo "== environment: Triton server and demo weights"
 	$(BIN)/python -m pip install -qq --no-deps -r requirements-wheels.lock
 	echo "== environment: this project"

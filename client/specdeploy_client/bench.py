@@ -45,22 +45,24 @@ _MAX_SETTLE_READS = 15
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much to measure. `num_segments` None means all; `floor_concurrency` adds the off arm at another batch mix."""
+    """How much to measure. `num_segments` None means all; `floor_concurrency` adds the off arm at another batch mix;
+    `max_tokens` shortens answers that the deployment would let run longer."""
 
     name: str
     num_segments: int | None
     concurrencies: tuple[int, ...]
     request_count: int
     floor_concurrency: int | None = None
+    max_tokens: int | None = None
 
 
 # 20 requests support p50, 100 support p90 (metrics.samples_needed).
 BUDGETS: dict[str, Budget] = {
     budget.name: budget
     for budget in (
-        Budget("quick", num_segments=2, concurrencies=(1, 4), request_count=20),
+        Budget("quick", num_segments=2, concurrencies=(1, 4), request_count=20, max_tokens=24),
         Budget("full", num_segments=None, concurrencies=(1, 2, 4, 8), request_count=100),
-        Budget("row", num_segments=1, concurrencies=(1,), request_count=20, floor_concurrency=4),
+        Budget("row", num_segments=1, concurrencies=(1,), request_count=20, floor_concurrency=4, max_tokens=24),
     )
 }
 VERIFY_BUDGET = Budget("verify", num_segments=None, concurrencies=(1, 4), request_count=8)
@@ -123,6 +125,8 @@ def plan_bench(deployment: LoadedDeployment, options: BenchOptions, render: Rend
         for name, texts in prompts.items()
         if len(texts) < num_requests
     }
+    if options.max_tokens is None and options.budget.max_tokens is not None:
+        notes["answers"] = f"at most {options.budget.max_tokens} tokens in budget {options.budget.name}"
     if unmeasured := [s.name for s in config.traffic.segments if s not in segments]:
         notes["segments not measured"] = ", ".join(unmeasured)
     return BenchPlan(cells=tuple(cells), notes=notes)
@@ -226,6 +230,8 @@ def _cell(
     def request(index: int) -> CellRequest:
         prompt = prompt_at(prompts, options.random_seed, segment.name, index)
         max_tokens = options.max_tokens or prompt.max_tokens or segment.max_tokens
+        if options.max_tokens is None and options.budget.max_tokens is not None:
+            max_tokens = min(max_tokens, options.budget.max_tokens)
         return CellRequest(index, prompt.prompt_id, render(prompt.text), max_tokens)
 
     num_warmup = concurrency if options.warmup_request_count is None else options.warmup_request_count

@@ -27,7 +27,7 @@ def free_port() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The wheel's stubs are built for numpy 1, and Python 3.13 has none (docs/decisions/0003)."""
+    """The wheel's stubs are built for numpy 1; without it, as on a 3.13 without compiler, nothing can be served."""
     import numpy as np
 
     if np.lib.NumpyVersion(np.__version__) >= "2.0.0" and not Path("/opt/tritonserver").exists():

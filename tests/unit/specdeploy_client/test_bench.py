@@ -66,7 +66,11 @@ def test_quick_takes_two_segments_at_one_and_four(deployment: LoadedDeployment) 
         ("code_edit", 4, both, 20, 4),
     ]
     assert plan.num_requests == 160
-    assert plan.notes == {"segments not measured": "summarisation"}
+    assert plan.notes == {
+        "answers": "at most 24 tokens in budget quick",
+        "segments not measured": "summarisation",
+    }
+    assert {request.max_tokens for cell in plan.cells for request in cell.requests} <= set(range(1, 25))
 
 
 def test_full_supports_p90_and_says_that_prompts_repeat(deployment: LoadedDeployment) -> None:

@@ -62,7 +62,7 @@ def _integrity(folder: Path, status: Status) -> None:
     report = IntegrityReport(
         deployment="demo", build_id="b1", dtype="float32", created_at="now", status=status, checks=()
     )
-    write_model(folder / "integrity" / "b1.json", report)
+    write_model(folder / "integrity" / "b1-demo.json", report)
 
 
 @pytest.mark.parametrize(("speedup", "exit_code"), [(2.0, 0), (0.6, 1), (1.0, 2)])
@@ -176,7 +176,7 @@ def test_smoke_leaves_every_artefact_and_returns_the_verdict(server: _Server, tm
     }
     verdict = Verdict.model_validate_json((folder / "verdict.json").read_text())
     assert exit_code == cli.EXIT_CODES[verdict.status] == 2  # two segments of the plan were not measured
-    integrity = IntegrityReport.model_validate_json((tmp_path / "engines/integrity/b1.json").read_text())
+    integrity = IntegrityReport.model_validate_json((tmp_path / "engines/integrity/b1-demo.json").read_text())
     assert integrity.status is Status.PASS, integrity
     assert cli.main(["verify", "--from-run", "--deployment", DEMO]) == 0
 
@@ -184,7 +184,7 @@ def test_smoke_leaves_every_artefact_and_returns_the_verdict(server: _Server, tm
 def test_verify_measures_into_its_own_folder(server: _Server, tmp_path: Path) -> None:
     assert cli.main(["verify", "--deployment", DEMO, "--segments", "chat", "--request-count", "8"]) == 0
     assert (tmp_path / "artifacts/demo/verify/integrity.json").is_file()
-    assert (tmp_path / "engines/integrity/b1.json").is_file()
+    assert (tmp_path / "engines/integrity/b1-demo.json").is_file()
 
 
 def test_compare_shows_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,6 +137,10 @@ def test_server_counters_that_cannot_be_compared_are_inconclusive() -> None:
     assert integrity.check_server_counters(records, None).status is Status.INCONCLUSIVE
     failed = [*records, make_record(error="timeout")]
     assert integrity.check_server_counters(failed, {}).status is Status.INCONCLUSIVE
+    more = {"chat": SegmentCounters(num_drafts=99, num_draft_tokens=360, num_accepted_tokens=90)}
+    check = integrity.check_server_counters(_arm(Arm.ON, 9), more)
+    assert check.status is Status.INCONCLUSIVE
+    assert "another client" in check.detail
     uncounted = [make_record(drafted=None, accepted=None)]
     assert integrity.check_server_counters(uncounted, {}).status is Status.INCONCLUSIVE
 
@@ -149,7 +153,7 @@ def test_the_report_is_the_worst_of_its_checks_and_lands_in_both_places(tmp_path
     )
     assert report.status is Status.FAIL
     paths = integrity.write_integrity(report, tmp_path / "artifacts", tmp_path / "engines")
-    assert paths == (tmp_path / "artifacts/integrity.json", tmp_path / "engines/integrity/b1.json")
+    assert paths == (tmp_path / "artifacts/integrity.json", tmp_path / "engines/integrity/b1-demo.json")
     assert {path.read_text() for path in paths} == {report.model_dump_json(indent=2) + "\n"}
 
 
