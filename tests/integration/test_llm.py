@@ -311,6 +311,19 @@ def test_smoke_measures_judges_and_reports(
     assert "<svg" in (tmp_path / "report.html").read_text()
 
 
+def test_stopping_after_work_is_graceful(tmp_path: Path) -> None:
+    """Triton waits for a model's last request to be released; one that is kept alive costs the exit timeout."""
+    served = deploy(tmp_path, "graceful")
+    try:
+        answer_all(served, [request(prompt) for prompt in PROMPTS])
+        post(served, "generate", temperature=-1)
+    finally:
+        stop_server(tmp_path / "state", "graceful")
+    log = Path(served.state.log_path).read_text()
+    assert "Exit timeout expired" not in log
+    assert "Non-graceful termination" not in log
+
+
 def test_a_server_killed_mid_request_is_one_clear_error(tmp_path: Path) -> None:
     import os
     import signal

@@ -17,7 +17,7 @@ from specdeploy.manifest import CurrentBuild
 from specdeploy.runtime.drafters import Drafter, DraftModelDrafter, NgramDrafter
 from specdeploy.runtime.engine import Engine
 from specdeploy.runtime.model import TORCH_DTYPES, DecoderModel
-from specdeploy.runtime.request import GenerationRequest
+from specdeploy.runtime.request import GenerationRequest, RowUpdate
 from specdeploy.serving.adapters.base import Sink
 from specdeploy.serving.request import ServingRequest
 from specdeploy.serving.router import route
@@ -98,10 +98,7 @@ class TorchAdapter:
             try:
                 self._cancel_gone(engine)
                 for update in engine.step():
-                    sink = self._sinks[update.request_id]
-                    if update.finish_reason is not None:
-                        del self._sinks[update.request_id]
-                    sink.deliver(update)
+                    self._deliver(update)
             except Exception:
                 # A bug, or memory ran out. Every request in flight gets an answer, and the server lives on.
                 _log.exception("engine step failed")
@@ -113,18 +110,31 @@ class TorchAdapter:
     def _receive(self, engine: Engine) -> bool:
         """Move requests from the inbox to the engine; blocks while there is nothing to do. False = stop."""
         while not self._inbox.empty() or engine.num_in_flight == 0:
-            item = self._inbox.get()
-            if item is None:
+            if not self._receive_one(engine):
                 return False
-            request, sink = item
-            request_id = str(self._num_received)
-            self._num_received += 1
-            try:
-                engine.submit(self._generation_request(request_id, request, sink))
-                self._sinks[request_id] = sink
-            except RequestError as error:
-                sink.fail(str(error))
         return True
+
+    def _receive_one(self, engine: Engine) -> bool:
+        # A frame of its own: a finished request must not live on in a local variable of a thread that waits here,
+        # because Triton does not unload a model while one of its requests is alive.
+        item = self._inbox.get()
+        if item is None:
+            return False
+        request, sink = item
+        request_id = str(self._num_received)
+        self._num_received += 1
+        try:
+            engine.submit(self._generation_request(request_id, request, sink))
+            self._sinks[request_id] = sink
+        except RequestError as error:
+            sink.fail(str(error))
+        return True
+
+    def _deliver(self, update: RowUpdate) -> None:
+        sink = self._sinks[update.request_id]
+        if update.finish_reason is not None:
+            del self._sinks[update.request_id]
+        sink.deliver(update)
 
     def _generation_request(self, request_id: str, request: ServingRequest, sink: Sink) -> GenerationRequest:
         routed = route(self.plan, segment=request.segment, num_draft_tokens=request.num_draft_tokens)
@@ -157,25 +167,27 @@ def _load_engine(build: CurrentBuild, engines_root: Path) -> Engine:
     dtype = TORCH_DTYPES[config.dtype.value]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     serving = config.serving
-    model = DecoderModel(
-        engines_root / build.target_folder, dtype=dtype, device=device, max_seq_len=serving.max_seq_len
-    )
+    target = engines_root / build.target_folder
+    model = DecoderModel(target, dtype=dtype, device=device, max_seq_len=serving.max_seq_len)
+    num_token_ids = Tokenizer.from_file(str(target / "tokenizer.json")).get_vocab_size()
     return Engine(
         model,
-        _load_drafter(build, engines_root, dtype, device),
+        _load_drafter(build, engines_root, dtype, device, num_token_ids),
         max_rows=serving.max_rows,
         max_queue=serving.max_queue,
         prefill_chunk=serving.prefill_chunk,
-        num_token_ids=Tokenizer.from_file(str(engines_root / build.target_folder / "tokenizer.json")).get_vocab_size(),
+        num_token_ids=num_token_ids,
     )
 
 
-def _load_drafter(build: CurrentBuild, engines_root: Path, dtype: torch.dtype, device: torch.device) -> Drafter:
+def _load_drafter(
+    build: CurrentBuild, engines_root: Path, dtype: torch.dtype, device: torch.device, num_token_ids: int
+) -> Drafter:
     config = build.config
     if config.speculation.method is Method.NGRAM:
         return NgramDrafter(**config.speculation.ngram.model_dump())
     if config.speculation.method is Method.DRAFT_MODEL and build.draft_folder is not None:
         folder = engines_root / build.draft_folder
         draft = DecoderModel(folder, dtype=dtype, device=device, max_seq_len=config.serving.max_seq_len)
-        return DraftModelDrafter(draft, num_slots=config.serving.max_rows)
+        return DraftModelDrafter(draft, num_slots=config.serving.max_rows, num_token_ids=num_token_ids)
     raise SpecDeployError(f"speculation.method: {config.speculation.method} is not served by the torch lane")
