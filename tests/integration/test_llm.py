@@ -311,14 +311,25 @@ def test_smoke_measures_judges_and_reports(
     assert "<svg" in (tmp_path / "report.html").read_text()
 
 
-def test_stopping_after_work_is_graceful(tmp_path: Path) -> None:
-    """Triton waits for a model's last request to be released; one that is kept alive costs the exit timeout."""
-    served = deploy(tmp_path, "graceful")
+def test_a_draft_model_changes_the_steps_alone_and_its_server_stops_gracefully(
+    deployed: Deployed, tmp_path: Path
+) -> None:
+    """The target as its own draft is accepted always. Triton waits for a model's last request to be released: one that
+    is kept alive costs its exit timeout."""
+    expected = [ids(answer(deployed, request(prompt, num_draft_tokens=0))) for prompt in PROMPTS]
+    speculation = {"method": "draft_model", "max_draft_len": 3, "draft": {"checkpoint": "checkpoint"}}
+    served = deploy(tmp_path, "drafted", {"speculation": speculation})
     try:
-        answer_all(served, [request(prompt) for prompt in PROMPTS])
-        post(served, "generate", temperature=-1)
+        answers = answer_all(served, [request(prompt) for prompt in PROMPTS])
+        assert [ids(messages) for messages in answers] == expected
+        for messages in answers:
+            last = completion(messages)
+            assert last.total_draft_tokens
+            assert last.total_accepted_draft_tokens == last.total_draft_tokens
+            assert last.num_steps == 7  # one for the prompt, then 4 tokens a step
+        assert post(served, "generate", temperature=-1).status_code >= 400
     finally:
-        stop_server(tmp_path / "state", "graceful")
+        stop_server(tmp_path / "state", "drafted")
     log = Path(served.state.log_path).read_text()
     assert "Exit timeout expired" not in log
     assert "Non-graceful termination" not in log
