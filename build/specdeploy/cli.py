@@ -127,7 +127,8 @@ def serve(
     dry_run: DryRun = False,
 ) -> None:
     """Start the Triton server of a deployment in the background and wait until it is ready."""
-    from specdeploy.serving.server import plan_launch, start_server
+    from specdeploy.serving.launch import plan_launch
+    from specdeploy.serving.server import start_server
 
     loaded = load_deployment(deployment, configs_root)
     plan = plan_launch(loaded, engines_root=engines_root, repo_root=repo_root, state_root=state_root)

@@ -15,7 +15,8 @@ from helpers.tiny_checkpoint import make_checkpoint
 from specdeploy.builders.dispatch import build_deployment
 from specdeploy.config.load import LoadedDeployment, load_deployment
 from specdeploy.packager.repository import pack_repository
-from specdeploy.serving.server import ServerState, plan_launch, start_server, stop_server
+from specdeploy.serving.launch import plan_launch
+from specdeploy.serving.server import ServerState, start_server, stop_server
 from specdeploy_client.server_facts import ServerFacts, parse_server_facts
 
 SERVING = {"max_rows": 4, "max_queue": 40, "max_seq_len": 256, "prefill_chunk": 32}

@@ -15,12 +15,11 @@ import pytest
 from specdeploy.config.schema import ServingConfig
 from specdeploy.errors import PortInUseError, ServerError
 from specdeploy.serving.installation import find_installation
+from specdeploy.serving.launch import LaunchPlan, new_shm_prefix
 from specdeploy.serving.server import (
-    LaunchPlan,
     ServerState,
     StopOutcome,
     inspect_server,
-    new_shm_prefix,
     start_server,
     stop_server,
 )

@@ -6,7 +6,6 @@ marks the stub processes and memory regions that belong to it.
 """
 
 import os
-import secrets
 import shlex
 import shutil
 import signal
@@ -14,7 +13,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -25,27 +23,16 @@ import psutil
 from filelock import FileLock
 from pydantic import ValidationError
 
-from specdeploy.config.load import LoadedDeployment
 from specdeploy.config.schema import ServingConfig
 from specdeploy.contract import ContractModel
-from specdeploy.errors import PortInUseError, ServerError, SpecDeployError
-from specdeploy.manifest import CurrentBuild, load_current_build, write_json_atomically
-from specdeploy.serving.installation import (
-    ENGINES_ROOT_VARIABLE,
-    ServerInstallation,
-    find_installation,
-    lay_out_backends,
-    server_environment,
-)
+from specdeploy.errors import PortInUseError, ServerError
+from specdeploy.manifest import write_json_atomically
+from specdeploy.serving.installation import lay_out_backends
+from specdeploy.serving.launch import MODEL, LaunchPlan, make_command
 from specdeploy.serving.server_log import extract_cause, read_log_tail
 
-MODEL = "llm"
 DEFAULT_START_TIMEOUT_S = 300.0
 STOP_GRACE_S = 20.0
-# Below STOP_GRACE_S: requests in flight get this long, then the server leaves by itself.
-_EXIT_TIMEOUT_S = 10
-# Importing torch and reading weights happens while the server waits for the stub; its default is 30 s.
-_STUB_TIMEOUT_S = 300
 _POLL_S = 0.2
 # Creation times are derived from the machine's boot time, which clock adjustments move a little.
 _CREATE_TIME_TOLERANCE_S = 2.0
@@ -89,119 +76,6 @@ class StopOutcome(StrEnum):
     NOT_RUNNING = "not running"
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchPlan:
-    """Everything that starting a server needs, decided; `state_folder` is where its state, log and layout live."""
-
-    deployment: str
-    build_id: str
-    config_digest: str
-    serving: ServingConfig
-    model_repository: Path
-    engines_root: Path
-    state_folder: Path
-    installation: ServerInstallation
-    shm_prefix: str
-
-    @property
-    def log_path(self) -> Path:
-        """Standard output and error of the server."""
-        return self.state_folder / "server.log"
-
-    def command(self) -> list[str]:
-        """The command line of the server."""
-        serving = self.serving
-        return [
-            str(self.installation.binary),
-            f"--model-repository={self.model_repository}",
-            f"--backend-directory={self.installation.backend_directory(self.state_folder)}",
-            "--model-control-mode=none",
-            "--disable-auto-complete-config",
-            "--exit-on-error=true",
-            f"--exit-timeout-secs={_EXIT_TIMEOUT_S}",
-            f"--http-address={serving.host}",
-            f"--http-port={serving.http_port}",
-            f"--grpc-address={serving.host}",
-            f"--grpc-port={serving.grpc_port}",
-            f"--metrics-address={serving.host}",
-            f"--metrics-port={serving.metrics_port}",
-            "--log-info=true",
-            f"--backend-config=python,shm-region-prefix-name={self.shm_prefix}",
-            f"--backend-config=python,stub-timeout-seconds={_STUB_TIMEOUT_S}",
-        ]
-
-    def environment(self) -> dict[str, str]:
-        """The environment of the server."""
-        return server_environment(self.installation, self.engines_root, os.environ)
-
-    def describe(self) -> str:
-        """The command as one would type it, with the environment that matters."""
-        environment = self.environment()
-        names = ("LD_LIBRARY_PATH", "PATH", ENGINES_ROOT_VARIABLE)
-        changed = [name for name in names if name in environment and environment[name] != os.environ.get(name)]
-        parts = [f"{name}={shlex.quote(environment[name])}" for name in changed]
-        return " \\\n  ".join(["env", *parts, *(shlex.quote(part) for part in self.command())])
-
-
-# --- deciding -------------------------------------------------------------------------------------------------------
-
-
-def plan_launch(
-    loaded: LoadedDeployment,
-    *,
-    engines_root: Path,
-    repo_root: Path,
-    state_root: Path,
-    installation: ServerInstallation | None = None,
-) -> LaunchPlan:
-    """Check that what was built and packed is what the config asks for. Raises `ServerError` naming all that is not."""
-    config = loaded.config
-    problems: list[str] = []
-    build_id = ""
-    try:
-        current = load_current_build(engines_root, config.name)
-        build_id = current.build_id
-        problems += _build_problems(current, loaded, engines_root)
-    except SpecDeployError as error:
-        problems.append(
-            f"{error}" if "make engines" in str(error) else f"{error}. Run: {_make('engines', config.name)}"
-        )
-    repository = repo_root / config.name
-    if not (repository / MODEL / "config.pbtxt").is_file():
-        problems.append(f"{repository}: holds no model repository. Run: {_make('repo', config.name)}")
-    if problems:
-        raise ServerError("\n".join(problems))
-    return LaunchPlan(
-        deployment=config.name,
-        build_id=build_id,
-        config_digest=loaded.digest,
-        serving=config.serving,
-        model_repository=repository.resolve(),
-        engines_root=engines_root.resolve(),
-        state_folder=(state_root / config.name).resolve(),
-        installation=installation or find_installation(),
-        shm_prefix=new_shm_prefix(config.name),
-    )
-
-
-def new_shm_prefix(deployment: str) -> str:
-    """A prefix for shared memory that no other start of any server has."""
-    return f"specdeploy_{deployment}_{secrets.token_hex(4)}_"
-
-
-def _build_problems(current: CurrentBuild, loaded: LoadedDeployment, engines_root: Path) -> list[str]:
-    name = loaded.config.name
-    if current.config_digest != loaded.digest:
-        return [f"{loaded.path}: changed since {engines_root / name}.json was written. Run: {_make('engines', name)}"]
-    if not (engines_root / current.build_id / "manifest.json").is_file():
-        return [f"{engines_root / current.build_id}: the build is gone. Run: {_make('engines', name)}"]
-    return []
-
-
-def _make(target: str, deployment: str) -> str:
-    return f"make {target} DEPLOYMENT={deployment}"
-
-
 # --- starting -------------------------------------------------------------------------------------------------------
 
 
@@ -234,7 +108,7 @@ def start_server(
 
 
 def _check_serves_plan(running: ServerState, plan: LaunchPlan) -> None:
-    stop_first = f"Run: {_make('stop', plan.deployment)}, then serve again"
+    stop_first = f"Run: {make_command('stop', plan.deployment)}, then serve again"
     if running.build_id != plan.build_id:
         raise ServerError(
             f"{plan.deployment}: already running (pid {running.pid}) with build {running.build_id}, "
@@ -371,7 +245,7 @@ def _holder(port: int, state_root: Path) -> str:
             command = shlex.join(psutil.Process(connection.pid).cmdline())
             shown = command if len(command) <= 120 else command[:117] + "..."
             ours = _deployment_of(connection.pid, state_root)
-            remedy = f", the server of deployment {ours} (stop it with: {_make('stop', ours)})" if ours else ""
+            remedy = f", the server of deployment {ours} (stop it with: {make_command('stop', ours)})" if ours else ""
             return f"pid {connection.pid} ({shown}){remedy}"
     return "a process of another user or namespace (not visible)"
 

@@ -17,13 +17,12 @@ from specdeploy.errors import PortInUseError, ServerError
 from specdeploy.manifest import CurrentBuild, write_current_build, write_json_atomically
 from specdeploy.planner.schedule import plan_from_config
 from specdeploy.serving.installation import ServerInstallation
+from specdeploy.serving.launch import LaunchPlan, plan_launch
 from specdeploy.serving.server import (
-    LaunchPlan,
     ServerState,
     StopOutcome,
     check_ports,
     inspect_server,
-    plan_launch,
     start_server,
     stop_server,
 )
