@@ -289,6 +289,23 @@ def test_a_client_that_goes_frees_its_row(deployed: Deployed, num_messages: int)
     assert completion(answer(deployed, request())).output_token_count == 24
 
 
+def test_waiting_clients_that_go_leave_the_queue(deployed: Deployed) -> None:
+    async def crowd(transport: GrpcTransport) -> list[Any]:
+        staying = [asyncio.ensure_future(collect(transport, request(max_tokens=120))) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        leaving = [asyncio.ensure_future(collect(transport, request(max_tokens=120))) for _ in range(30)]
+        await asyncio.sleep(0.2)
+        for task in leaving:
+            task.cancel()
+        last = await collect(transport, request(max_tokens=3))
+        return [*await asyncio.gather(*staying), last]
+
+    *stayed, last = run(deployed, crowd)
+    assert {len(ids(messages)) for messages in stayed} == {120}
+    assert len(ids(last)) == 3
+    assert_idle(deployed)
+
+
 def test_smoke_measures_judges_and_reports(
     deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

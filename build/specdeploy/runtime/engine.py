@@ -97,6 +97,16 @@ class Engine:
         return len(self._rows) + len(self._waiting)
 
     @property
+    def row_request_ids(self) -> list[str]:
+        """Requests that have a row."""
+        return [row.request.request_id for row in self._rows]
+
+    @property
+    def waiting_request_ids(self) -> list[str]:
+        """Requests that wait for a row, the next one first."""
+        return [request.request_id for request in self._waiting]
+
+    @property
     def num_slots_in_use(self) -> int:
         """Slots of key/value memory owned by rows."""
         return self._cache.num_slots - self._cache.num_free
