@@ -19,11 +19,11 @@ export PIP_NO_INPUT := 1
 
 # Folders are named build, client, engines, configs and tests: every target must be phony or make finds it up to date.
 .PHONY: help install format check test test-fast golden schema lock clean
-.PHONY: engines repo serve stop status query smoke bench verify gate report demo
+.PHONY: inspect trim-vocab engines verify-manifest repo serve stop status query smoke bench verify gate report demo
 
 help: ## Print the targets
 	@echo "make <target> [DEPLOYMENT=$(DEPLOYMENT)] [PROMPT=\"...\"] [ARGS=\"...\"]"
-	grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
+	grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
 
 demo: $(STAMP) ## The whole path: build, serve, query and measure the demo, then one row in bf16, then the report
 	@served=
@@ -50,8 +50,17 @@ demo: $(STAMP) ## The whole path: build, serve, query and measure the demo, then
 	echo "== report"
 	$(BIN)/specdeploy-client report --deployment demo --also artifacts/demo-bf16
 
+inspect: $(STAMP) ## Prove from files that the draft of DEPLOYMENT fits its target, or ARGS="--target DIR --draft DIR"
+	@$(BIN)/specdeploy inspect $(if $(findstring --target,$(ARGS)),,$(DEPLOYMENT)) $(ARGS)
+
+trim-vocab: $(STAMP) ## A draft with a smaller lm_head: ARGS="--draft DIR --corpus FILE --keep N --output DIR"
+	@$(BIN)/specdeploy trim-vocab $(ARGS)
+
 engines: $(STAMP) ## Build the engine of DEPLOYMENT
 	@$(BIN)/specdeploy build $(DEPLOYMENT) $(ARGS)
+
+verify-manifest: $(STAMP) ## Hash the build of DEPLOYMENT again and name every changed, missing or surplus file
+	@$(BIN)/specdeploy verify-manifest $(DEPLOYMENT) $(ARGS)
 
 repo: $(STAMP) ## Write the Triton model repository of DEPLOYMENT
 	@$(BIN)/specdeploy repo $(DEPLOYMENT) $(ARGS)

@@ -15,10 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specdeploy.config.load import load_deployment
 from specdeploy.config.schema import is_valid_name
+from specdeploy.contract import Lane, Method
 from specdeploy.errors import ConfigError, SpecDeployError
+from specdeploy.manifest import MANIFEST_NAME, ManifestVerification
+from specdeploy.units import format_bytes
 
 if TYPE_CHECKING:
     from specdeploy.serving.server import ServerState, ServerStatus
@@ -57,6 +61,11 @@ StateRoot = Annotated[Path, typer.Option(help="Where logs and state of running s
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, do nothing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
+Strict = Annotated[bool, typer.Option("--strict", help="Warnings about target and draft count as failures.")]
+Allow = Annotated[
+    list[str] | None, typer.Option(help="Code of a warning to accept, repeatable; failures cannot be accepted.")
+]
+
 CONFIGS = Path("configs")
 ENGINES = Path("engines")
 REPOS = Path("triton_repo")
@@ -81,21 +90,138 @@ def _root(
 
 
 @app.command()
+def inspect(
+    deployment: Annotated[
+        str | None, typer.Argument(help="Name of a deployment, or the path of its YAML file.")
+    ] = None,
+    target: Annotated[Path | None, typer.Option(help="Checkpoint folder, instead of a deployment.")] = None,
+    draft: Annotated[Path | None, typer.Option(help="Folder of a draft model or head; needs --target.")] = None,
+    method: Annotated[Method | None, typer.Option(help="With --target: how to draft; else the draft decides.")] = None,
+    lane: Annotated[Lane | None, typer.Option(help="With --target: the lane that shall serve the pair.")] = None,
+    max_seq_len: Annotated[int | None, typer.Option(min=2, help="With --target: longest request in tokens.")] = None,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share each model.")] = 1,
+    max_draft_cost_ratio: Annotated[
+        float, typer.Option(min=0.0, help="No-go for a mixture of experts above this draft/active parameter ratio.")
+    ] = 0.25,
+    strict: Strict = False,
+    allow: Allow = None,
+    as_json: AsJson = False,
+    configs_root: ConfigsRoot = CONFIGS,
+    engines_root: EnginesRoot = ENGINES,
+) -> None:
+    """Prove from files alone that a draft fits its target; exit code 1 names every misfit."""
+    from specdeploy.builders.pair import inspect_deployment
+    from specdeploy.checkpoint.pair import PairSettings, blocking_findings, inspect_pair
+    from specdeploy.checkpoint.pair_table import render_pair
+
+    if (deployment is None) == (target is None):
+        raise typer.BadParameter("name either a deployment or --target DIR [--draft DIR]")
+    if deployment is not None:
+        if (draft, method, lane, max_seq_len) != (None, None, None, None):
+            raise typer.BadParameter("--draft, --method, --lane and --max-seq-len are the deployment's to say")
+        report = inspect_deployment(
+            load_deployment(deployment, configs_root),
+            engines_root,
+            tensor_parallel=tensor_parallel,
+            max_draft_cost_ratio=max_draft_cost_ratio,
+        )
+    elif target is not None:
+        report = inspect_pair(
+            target, draft, PairSettings(method, lane, max_seq_len, tensor_parallel, max_draft_cost_ratio)
+        )
+    blocking = blocking_findings(report, strict=strict, allow=allow or ())
+    if as_json:
+        typer.echo(report.model_dump_json(indent=2))
+    else:
+        _console().print(render_pair(report))
+    if blocking:
+        raise typer.Exit(EXIT_FAIL)
+
+
+@app.command()
+def trim_vocab(
+    draft: Annotated[Path, typer.Option(help="Folder of the EAGLE-3 head or draft model.")],
+    corpus: Annotated[list[Path], typer.Option(help="JSONL of prompts and outputs, text or token ids; repeatable.")],
+    keep: Annotated[int, typer.Option(min=1, help="Most frequent tokens to keep; special ones come on top.")],
+    output: Annotated[Path, typer.Option(help="New checkpoint folder; must not exist.")],
+    target: Annotated[
+        Path | None, typer.Option(help="Target folder, for a head without tokenizer or lm_head of its own.")
+    ] = None,
+    lane: Annotated[
+        Lane | None, typer.Option(help="The lane that shall serve it: checked to read such a draft.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a draft with a smaller lm_head, from the tokens that a corpus uses; outputs stay the same."""
+    from specdeploy.checkpoint.trim import trim_vocabulary
+
+    report = trim_vocabulary(draft, corpus, keep, output, lane=lane, target=target)
+    if as_json:
+        typer.echo(report.model_dump_json(indent=2))
+        return
+    _say(
+        f"{report.output}: {report.num_kept} of {report.num_rows} lm_head rows, "
+        f"coverage {report.coverage:.2%} of {report.num_corpus_tokens} corpus tokens"
+    )
+
+
+@app.command()
+def verify_manifest(
+    reference: Annotated[str, typer.Argument(help="Name of a deployment, or a build id.")],
+    engines_root: EnginesRoot = ENGINES,
+    as_json: AsJson = False,
+) -> None:
+    """Read every byte of a build again and compare it with its manifest; exit code 0 only if nothing changed."""
+    from specdeploy.manifest import load_current_build, load_manifest, verify_build
+
+    build_id, manifest_sha256 = reference, None
+    if not (engines_root / reference).is_dir():
+        current = load_current_build(engines_root, reference)
+        build_id, manifest_sha256 = current.build_id, current.manifest_sha256
+    num_bytes = sum(file.num_bytes for file in load_manifest(engines_root, build_id).files)
+    with _counting(f"hashing {build_id}", num_bytes, quiet=as_json) as on_bytes:
+        found = verify_build(engines_root, build_id, manifest_sha256=manifest_sha256, on_bytes=on_bytes)
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        _say(_describe_verification(found))
+    if not found.is_intact:
+        raise typer.Exit(EXIT_FAIL)
+
+
+def _describe_verification(found: ManifestVerification) -> str:
+    lines = [f"{MANIFEST_NAME}: {fault}" for fault in found.manifest]
+    for word, names in (("changed", found.changed), ("missing", found.missing), ("surplus", found.surplus)):
+        lines += [f"{word}: {name}" for name in names]
+    if found.is_intact:
+        return f"{found.build_id}: intact, {found.num_files} files, {format_bytes(found.num_bytes)}"
+    remedy = f"Remove its folder and run `make engines` again; do not serve build {found.build_id}."
+    return "\n".join([*lines, f"{found.build_id}: not what was built ({len(lines)} findings). {remedy}"])
+
+
+@app.command()
 def build(
     deployment: Deployment,
     configs_root: ConfigsRoot = CONFIGS,
     engines_root: EnginesRoot = ENGINES,
+    strict: Strict = False,
+    allow: Allow = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Make the engines of a deployment, or reuse them, and point the deployment to them."""
+    """Make the engines of a deployment, or reuse them, and point the deployment to them.
+
+    A target and draft that do not fit are refused before anything is built.
+    """
     from specdeploy.builders.dispatch import build_deployment, describe_build
+    from specdeploy.builders.pair import Consent
 
     loaded = load_deployment(deployment, configs_root)
+    consent = Consent(is_strict=strict, allow=tuple(allow or ()))
     if dry_run:
-        _say("\n".join(describe_build(loaded)))
+        _say("\n".join(describe_build(loaded, consent)))
         return
     started = time.monotonic()
-    result = build_deployment(loaded, engines_root, report=_say)
+    result = build_deployment(loaded, engines_root, report=_say, consent=consent)
     for check in result.manifest.checks:
         _say(f"checked {check.name}: {check.detail}")
     verb = "reused" if result.reused else f"built in {time.monotonic() - started:.1f} s"
@@ -217,6 +343,21 @@ def _waiting(text: str) -> Iterator[Callable[[float], None]]:
             next_at_s += _PLAIN_PROGRESS_EVERY_S
 
     yield on_wait
+
+
+@contextmanager
+def _counting(text: str, num_bytes: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A progress bar over `num_bytes` on a terminal; elsewhere one line, and nothing beside JSON."""
+    console = _console(stderr=True)
+    if quiet or not console.is_terminal:
+        if not quiet:
+            _say(f"{text}, {format_bytes(num_bytes)}")
+        yield lambda _num_bytes: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(escape(text), total=num_bytes)
+        yield lambda num_read: progress.advance(task, num_read)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -158,11 +158,16 @@ class BuildCheck(ContractModel):
 
 
 class EngineManifest(ContractModel):
-    """What `engines/<build_id>/manifest.json` says: contents, origin and versions. Immutable once written."""
+    """What `engines/<build_id>/manifest.json` says: contents, origin and versions. Immutable once written.
+
+    `pair_digest` changes with target, draft, tokenizer, special ids, chat template, lane or versions: what was proven
+    about one pair holds for that digest only. None in a manifest written before it existed.
+    """
 
     schema_version: Literal[1] = 1
     build_id: str
     lane: Lane
+    pair_digest: str | None = None
     checkpoints: tuple[CheckpointSource, ...]
     files: tuple[FileDigest, ...]
     versions: dict[str, str]

@@ -6,36 +6,67 @@ engines/<deployment>.json          CurrentBuild, replaced by every successful bu
 
 import contextlib
 import hashlib
+import json
 import os
 import secrets
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from specdeploy.config.schema import DeploymentConfig, is_valid_name
-from specdeploy.contract import ContractModel, DeploymentPlan, EngineManifest, FileDigest
+from specdeploy.contract import CheckpointSource, ContractModel, DeploymentPlan, EngineManifest, FileDigest, Lane
 from specdeploy.errors import BuildError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 MANIFEST_NAME = "manifest.json"
+BUILD_ID_LENGTH = 16
+_READ_ONLY = 0o444
 
 
 class CurrentBuild(ContractModel):
-    """What a deployment serves now. Folders are relative to the engines root; `config_digest` is of the YAML file."""
+    """What a deployment serves now. Folders are relative to the engines root; `config_digest` is of the YAML file.
+
+    `pair_digest` names the pair that is served (see `pair_digest` below), `manifest_sha256` the exact manifest of the
+    build; both are None in a file written before they existed.
+    """
 
     schema_version: Literal[1] = 1
     deployment: str
     build_id: str
     target_folder: str
     draft_folder: str | None
+    pair_digest: str | None = None
+    manifest_sha256: str | None = None
     config_digest: str
     config: DeploymentConfig
     plan: DeploymentPlan
 
 
-def write_text_atomically(path: Path, text: str) -> None:
-    """Write to a temporary name beside `path`, then rename: a reader sees the old file or the new one, whole."""
+class ManifestVerification(ContractModel):
+    """A build's files against its manifest. Names are relative to the build folder; `manifest` are its own faults."""
+
+    schema_version: Literal[1] = 1
+    build_id: str
+    num_files: int
+    num_bytes: int
+    manifest: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    surplus: tuple[str, ...] = ()
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether every byte is as it was when the build was made."""
+        return not (self.manifest or self.changed or self.missing or self.surplus)
+
+
+def write_text_atomically(path: Path, text: str, *, mode: int | None = None) -> None:
+    """Write to a temporary name beside `path`, then rename: a reader sees the old file or the new one, whole.
+
+    `mode` are the file's permissions from the moment it has its name; None leaves them to the process.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -43,6 +74,8 @@ def write_text_atomically(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        if mode is not None:
+            temporary.chmod(mode)
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -55,12 +88,14 @@ def write_json_atomically(path: Path, model: BaseModel) -> None:
     write_text_atomically(path, model.model_dump_json(indent=2) + "\n")
 
 
-def sha256_file(path: Path, chunk: int = 1 << 20) -> str:
-    """SHA-256 of a file in hex, read `chunk` bytes at a time."""
+def sha256_file(path: Path, chunk: int = 1 << 20, on_bytes: Callable[[int], None] | None = None) -> str:
+    """SHA-256 of a file in hex, read `chunk` bytes at a time; `on_bytes` is told the size of each piece read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(chunk):
             digest.update(block)
+            if on_bytes is not None:
+                on_bytes(len(block))
     return digest.hexdigest()
 
 
@@ -80,7 +115,96 @@ def write_manifest(build_folder: Path, manifest: EngineManifest) -> None:
         if _read_model(path, EngineManifest, "Remove its folder and build again.") != manifest:
             raise BuildError(f"{path} exists and differs: a build never changes. Remove its folder and build again.")
         return
-    write_json_atomically(path, manifest)
+    write_text_atomically(path, manifest.model_dump_json(indent=2) + "\n", mode=_READ_ONLY)
+
+
+def build_id_of(lane: Lane, sources: Iterable[CheckpointSource], versions: Mapping[str, str]) -> str:
+    """Short SHA-256 over lane, sources and the versions that decide the bytes of a build."""
+    lines = [f"{source.role} {source.digest}" for source in sources]
+    lines += [f"{name} {version}" for name, version in sorted(versions.items())]
+    return hashlib.sha256("\n".join([lane, *lines]).encode()).hexdigest()[:BUILD_ID_LENGTH]
+
+
+def pair_digest(
+    *,
+    target: str,
+    draft: str | None,
+    tokenizer_map: str,
+    special_ids: Mapping[str, object],
+    chat_template: str | None,
+    lane: Lane,
+    versions: Mapping[str, str],
+) -> str:
+    """One SHA-256 that changes whenever what was proven about a pair may no longer hold.
+
+    `target`, `draft` are digests of the checkpoints' files, `tokenizer_map` of the target's id -> bytes map,
+    `chat_template` of its template; `special_ids` maps the role of each special token (eos, bos, ...) to its id or ids.
+    The digest is taken over canonical JSON, so the order of keys does not matter and the order of lists does.
+    """
+    parts = {
+        "schema_version": 1,
+        "target": target,
+        "draft": draft,
+        "tokenizer_map": tokenizer_map,
+        "special_ids": dict(special_ids),
+        "chat_template": chat_template,
+        "lane": str(lane),
+        "versions": dict(versions),
+    }
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def verify_build(
+    engines_root: Path,
+    build_id: str,
+    *,
+    manifest_sha256: str | None = None,
+    on_bytes: Callable[[int], None] | None = None,
+) -> ManifestVerification:
+    """Read every byte of a build again and compare it with the manifest; every difference is named.
+
+    `manifest_sha256` is what the manifest itself must hash to, where the deployment's pointer recorded it. Raises
+    `BuildError` when the manifest is missing or cannot be read.
+    """
+    folder = engines_root / build_id
+    manifest = load_manifest(engines_root, build_id)
+    changed, missing = [], []
+    for file in manifest.files:
+        path = folder / file.path
+        if not _is_below(file.path) or not path.is_file():
+            missing.append(file.path)
+        elif path.stat().st_size != file.num_bytes or sha256_file(path, on_bytes=on_bytes) != file.sha256:
+            changed.append(file.path)
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    return ManifestVerification(
+        build_id=build_id,
+        num_files=len(manifest.files),
+        num_bytes=sum(file.num_bytes for file in manifest.files),
+        manifest=tuple(_manifest_faults(folder / MANIFEST_NAME, manifest, manifest_sha256)),
+        changed=tuple(changed),
+        missing=tuple(missing),
+        surplus=tuple(sorted(present - {file.path for file in manifest.files} - {MANIFEST_NAME})),
+    )
+
+
+def _is_below(name: str) -> bool:
+    """Whether a relative POSIX path stays inside the folder it starts from."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def _manifest_faults(path: Path, manifest: EngineManifest, manifest_sha256: str | None) -> list[str]:
+    """What gives a manifest away that was edited after the build."""
+    faults = []
+    expected = build_id_of(manifest.lane, manifest.checkpoints, manifest.versions)
+    if manifest.build_id != expected:
+        faults.append(f"its lane, sources and versions make build {expected}, not {manifest.build_id}")
+    if manifest_sha256 is not None and sha256_file(path) != manifest_sha256:
+        faults.append("its bytes are not those the deployment recorded after the build")
+    if outside := [file.path for file in manifest.files if not _is_below(file.path)]:
+        faults.append(f"it names {outside[0]}, which lies outside the build")
+    return faults
 
 
 def load_manifest(engines_root: Path, build_id: str) -> EngineManifest:

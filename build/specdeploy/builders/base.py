@@ -4,7 +4,6 @@ A build is never half there. What a killed build left in `engines/.staging/` is 
 two builds of one engines root apart.
 """
 
-import hashlib
 import os
 import shutil
 import time
@@ -18,11 +17,10 @@ from filelock import FileLock, Timeout
 
 from specdeploy.contract import BuildCheck, CheckpointSource, EngineManifest, Lane
 from specdeploy.errors import BuildError, SpecDeployError
-from specdeploy.manifest import MANIFEST_NAME, hash_folder, load_manifest, write_manifest
+from specdeploy.manifest import MANIFEST_NAME, build_id_of, hash_folder, load_manifest, write_manifest
 
 STAGING = ".staging"
 LOCK = ".build.lock"
-_ID_LENGTH = 16
 
 Report = Callable[[str], None]
 
@@ -43,20 +41,23 @@ class BuildStep:
 
 @dataclass(frozen=True, slots=True)
 class BuildRecipe:
-    """What a build is made of; equal recipes give equal bytes, so the build id is a digest of it."""
+    """What a build is made of; equal recipes give equal bytes, so the build id is a digest of it.
+
+    `checks` is what was checked before the build; `pair_digest` gets the filled staging folder.
+    """
 
     lane: Lane
     checkpoints: tuple[CheckpointSource, ...]
     versions: Mapping[str, str]
     steps: tuple[BuildStep, ...]
+    checks: tuple[BuildCheck, ...] = ()
+    pair_digest: Callable[[Path], str] | None = None
 
     @property
     def build_id(self) -> str:
         """Short SHA-256 over lane, sources and the versions that decide the bytes. The compute dtype is not among
         them: weights are stored in their source precision and cast when they are loaded."""
-        sources = [f"{source.role} {source.digest}" for source in self.checkpoints]
-        versions = [f"{name} {version}" for name, version in sorted(self.versions.items())]
-        return hashlib.sha256("\n".join([self.lane, *sources, *versions]).encode()).hexdigest()[:_ID_LENGTH]
+        return build_id_of(self.lane, self.checkpoints, self.versions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ def _locked(engines_root: Path, report: Report) -> Iterator[None]:
 
 def _fill(recipe: BuildRecipe, staging: Path, report: Report) -> EngineManifest:
     staging.mkdir(parents=True)
-    checks: list[BuildCheck] = []
+    checks = list(recipe.checks)
     for number, step in enumerate(recipe.steps, start=1):
         report(f"[{number}/{len(recipe.steps)}] {step.name} ...")
         started = time.monotonic()
@@ -135,6 +136,7 @@ def _fill(recipe: BuildRecipe, staging: Path, report: Report) -> EngineManifest:
         files=tuple(file for file in hash_folder(staging) if file.path != MANIFEST_NAME),
         versions=dict(sorted(recipe.versions.items())),
         checks=tuple(checks),
+        pair_digest=recipe.pair_digest(staging) if recipe.pair_digest is not None else None,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     write_manifest(staging, manifest)

@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specdeploy.builders.base import BuildRecipe, BuildResult, BuildStep, Report, link_or_copy, run_build
+from specdeploy.builders.pair import Consent, check_pair
 from specdeploy.checkpoint.hf_config import inspect_architecture
+from specdeploy.checkpoint.json_text import load_json_object
+from specdeploy.checkpoint.pair import PairSettings, digest_of_pair, inspect_pair
 from specdeploy.checkpoint.source import CheckpointReference, resolve_checkpoint
-from specdeploy.checkpoint.tokenizer import check_same_vocabulary, load_vocabulary
+from specdeploy.checkpoint_contract import PairReport
 from specdeploy.config.schema import DeploymentConfig
 from specdeploy.contract import BuildCheck, CheckpointSource, Lane
 from specdeploy.errors import BuildError, CheckpointError
@@ -42,33 +45,50 @@ class _Source:
     checkpoint: CheckpointReference
 
 
-def build_torch(config: DeploymentConfig, engines_root: Path, base: Path, *, report: Report) -> BuildResult:
+def build_torch(
+    config: DeploymentConfig, engines_root: Path, base: Path, *, report: Report, consent: Consent | None = None
+) -> BuildResult:
     """Build target and, for method draft_model, draft. `base` is where relative checkpoint folders start from."""
-    return run_build(plan_torch_build(config, base), engines_root, report)
+    recipe = plan_torch_build(config, base, consent)
+    for check in recipe.checks:
+        report(f"{check.name}: {check.detail}")
+    return run_build(recipe, engines_root, report)
 
 
-def plan_torch_build(config: DeploymentConfig, base: Path) -> BuildRecipe:
+def plan_torch_build(config: DeploymentConfig, base: Path, consent: Consent | None = None) -> BuildRecipe:
     """Find and check the sources; nothing is written. Raises `CheckpointError` when draft and target do not fit."""
     target = config.target
     sources = [_Source("target", resolve_checkpoint(target.checkpoint, target.revision, base=base))]
     if (draft := config.speculation.draft) is not None:
         sources.append(_Source("draft", resolve_checkpoint(draft.checkpoint, draft.revision, base=base)))
-        _check_pair(sources[0].checkpoint, sources[1].checkpoint)
+    checks: tuple[BuildCheck, ...] = ()
+    if len(sources) > 1 or sources[0].checkpoint.gguf is None:  # a lone GGUF has nothing to be compared with
+        checks = check_pair(_compare(config, [source.checkpoint for source in sources]), consent or Consent())
     converts = any(source.checkpoint.gguf is not None for source in sources)
     versions = {name: importlib.metadata.version(name) for name in _CONVERSION_LIBRARIES} if converts else {}
+    versions = {"converter": CONVERTER_VERSION, **versions}
+    checkpoints = tuple(
+        CheckpointSource(
+            role=source.role,
+            reference=source.checkpoint.reference,
+            digest=source.checkpoint.digest(),
+            folder=source.role,
+        )
+        for source in sources
+    )
     return BuildRecipe(
         lane=Lane.TORCH,
-        checkpoints=tuple(
-            CheckpointSource(
-                role=source.role,
-                reference=source.checkpoint.reference,
-                digest=source.checkpoint.digest(),
-                folder=source.role,
-            )
-            for source in sources
-        ),
-        versions={"converter": CONVERTER_VERSION, **versions},
+        checkpoints=checkpoints,
+        versions=versions,
         steps=tuple(step for source in sources for step in _steps(source)),
+        checks=checks,
+        pair_digest=lambda staging: digest_of_pair(
+            staging / "target",
+            target_digest=checkpoints[0].digest,
+            draft_digest=checkpoints[1].digest if len(checkpoints) > 1 else None,
+            lane=Lane.TORCH,
+            versions=versions,
+        ),
     )
 
 
@@ -97,26 +117,24 @@ def _steps(source: _Source) -> tuple[BuildStep, ...]:
     )
 
 
-def _check_pair(target: CheckpointReference, draft: CheckpointReference) -> None:
-    """Every id must mean the same token in both, and the draft must have an embedding row for each of them."""
-    target_vocabulary = _vocabulary(target)
-    check_same_vocabulary(target.reference, target_vocabulary, draft.reference, _vocabulary(draft))
-    if draft.gguf is None:
-        rows = inspect_architecture(draft.folder).vocab_size
-        highest = max(target_vocabulary.values())
-        if rows <= highest:
-            raise CheckpointError(
-                f"speculation.draft {draft.reference}: has {rows} embedding rows, but the tokenizer uses ids up to "
-                f"{highest}. Use a draft model that was made with the target's tokenizer"
-            )
-
-
-def _vocabulary(checkpoint: CheckpointReference) -> dict[str, int]:
-    if checkpoint.gguf is None:
-        return load_vocabulary(checkpoint.folder / "tokenizer.json")
-    with tempfile.TemporaryDirectory(prefix="specdeploy-tokenizer-") as folder:
-        _save_tokenizer(checkpoint.gguf, Path(folder))
-        return load_vocabulary(Path(folder) / "tokenizer.json")
+def _compare(config: DeploymentConfig, checkpoints: list[CheckpointReference]) -> PairReport:
+    """The pair as it lies on disk; of a GGUF file its config and tokenizer, written out for the comparison alone."""
+    settings = PairSettings(method=config.speculation.method, lane=config.lane, max_seq_len=config.serving.max_seq_len)
+    with tempfile.TemporaryDirectory(prefix="specdeploy-pair-") as temporary:
+        folders = []
+        for index, checkpoint in enumerate(checkpoints):
+            folders.append(checkpoint.folder)
+            if checkpoint.gguf is not None:
+                folders[-1] = Path(temporary) / str(index)
+                _save_tokenizer(checkpoint.gguf, folders[-1])
+                _save_config(checkpoint.gguf, folders[-1])
+        return inspect_pair(
+            folders[0],
+            folders[1] if len(folders) > 1 else None,
+            settings,
+            target_reference=checkpoints[0].reference,
+            draft_reference=checkpoints[1].reference if len(folders) > 1 else None,
+        )
 
 
 # --- copying --------------------------------------------------------------------------------------------------------
@@ -134,6 +152,8 @@ def _copy(files: tuple[Path, ...], folder: Path) -> tuple[BuildCheck, ...]:
 def _check_loads(role: str, folder: Path) -> tuple[BuildCheck, ...]:
     import torch
 
+    if role == "draft" and "draft_vocab_size" in load_json_object(folder / "config.json"):
+        return _check_trimmed_loads(folder)
     with _quiet_offline():
         model = _load_model(folder)
         if model.dtype is torch.float16:
@@ -143,6 +163,23 @@ def _check_loads(role: str, folder: Path) -> tuple[BuildCheck, ...]:
         raise BuildError(f"step load {role}: logits are not finite: the weights are damaged or of another architecture")
     count = sum(parameter.numel() for parameter in model.parameters())
     return (BuildCheck(name=f"{role} loads", detail=f"{count} parameters, logits finite over {_PROMPT_TOKENS} tokens"),)
+
+
+def _check_trimmed_loads(folder: Path) -> tuple[BuildCheck, ...]:
+    """transformers has no model with fewer logits than tokens: the runtime that will serve it loads it instead."""
+    import torch
+
+    from specdeploy.runtime.model import DecoderModel, Span
+
+    model = DecoderModel(folder, dtype=torch.bfloat16, device=torch.device("cpu"), max_seq_len=_PROMPT_TOKENS)
+    if model.target_ids is None:
+        raise BuildError(f"step load draft: {folder} states draft_vocab_size but holds no d2t. Trim the draft again")
+    ids = [index * model.vocab_size // _PROMPT_TOKENS for index in range(_PROMPT_TOKENS)]
+    logits = model.forward(ids, [Span(0, len(ids), 0, 0)], list(range(len(ids))), model.new_cache(1))  # [T, n]
+    if not torch.isfinite(logits).all():
+        raise BuildError("step load draft: logits are not finite: the weights are damaged or of another architecture")
+    detail = f"{logits.shape[1]} of {model.vocab_size} tokens, logits finite over {len(ids)} tokens"
+    return (BuildCheck(name="draft loads", detail=detail),)
 
 
 # --- converting -----------------------------------------------------------------------------------------------------
@@ -156,6 +193,17 @@ def _save_tokenizer(gguf: Path, folder: Path) -> tuple[BuildCheck, ...]:
         tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name, local_files_only=True)
         tokenizer.save_pretrained(str(folder))
     return ()
+
+
+def _save_config(gguf: Path, folder: Path) -> None:
+    with _quiet_offline():
+        from transformers import AutoConfig
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+        config = AutoConfig.from_pretrained(str(gguf.parent), gguf_file=gguf.name, local_files_only=True)
+        architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)  # a GGUF names the family only
+        config.architectures = None if architecture is None else [architecture]
+        config.save_pretrained(str(folder))
 
 
 def _convert_weights(role: str, gguf: Path, folder: Path) -> tuple[BuildCheck, ...]:

@@ -1,10 +1,10 @@
 """What `config.json` of a checkpoint says, as far as serving needs it."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdeploy.checkpoint.json_text import load_json_object
 from specdeploy.errors import CheckpointError
 
 # The runtime keeps its own table of what it can run (it imports nothing of this package); a test compares the two.
@@ -37,7 +37,9 @@ class ArchitectureFacts:
 def inspect_architecture(folder: Path) -> ArchitectureFacts:
     """Read `folder/config.json`. Raises `CheckpointError` with everything that is wrong with it."""
     path = folder / "config.json"
-    config = _load_json_object(path)
+    if not path.exists() and not path.is_symlink():
+        raise CheckpointError(f"{path}: missing. A checkpoint folder holds config.json, weights, tokenizer.json")
+    config = load_json_object(path)
     problems = _problems(config)
     if problems:
         raise CheckpointError("\n".join(f"{path}: {problem}" for problem in problems))
@@ -56,21 +58,7 @@ def inspect_architecture(folder: Path) -> ArchitectureFacts:
     )
 
 
-# `Any` is what JSON gives: every value taken from the object is checked in `_problems` before it is used.
-def _load_json_object(path: Path) -> dict[str, Any]:
-    try:
-        parsed = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path}: missing. A checkpoint folder holds config.json, weights, tokenizer.json"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON ({error}). Fetch the checkpoint again") from error
-    if not isinstance(parsed, dict):
-        raise CheckpointError(f"{path}: holds a {type(parsed).__name__}, not an object. Fetch the checkpoint again")
-    return parsed
-
-
+# `Any` is what JSON gives: every value is checked here before it is used.
 def _problems(config: dict[str, Any]) -> list[str]:
     problems = []
     supported = f"Supported: {', '.join(SUPPORTED_ARCHITECTURES)}"

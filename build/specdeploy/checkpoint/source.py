@@ -2,7 +2,6 @@
 
 import hashlib
 import importlib.metadata
-import json
 import re
 import struct
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from specdeploy.checkpoint.hf_config import inspect_architecture
+from specdeploy.checkpoint.info import conversion_remedy, pickled_weights
+from specdeploy.checkpoint.safetensors_header import WEIGHT_INDEX, read_weight_files
 from specdeploy.errors import CheckpointError
 from specdeploy.manifest import sha256_file
 
@@ -17,7 +18,6 @@ WHEEL_PREFIX = "wheel:"
 _WHEEL_PATTERN = re.compile(r"wheel:(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)==(?P<version>[A-Za-z0-9][A-Za-z0-9.+!_-]*)")
 _HUB_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
-WEIGHT_INDEX = "model.safetensors.index.json"
 # Read where present; everything else in a checkpoint folder (README, other formats) is left behind.
 _OPTIONAL_FILES = (
     "generation_config.json",
@@ -30,7 +30,6 @@ _OPTIONAL_FILES = (
     "vocab.json",
     "merges.txt",
 )
-_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth")
 _GGUF_MAGIC = b"GGUF"
 
 
@@ -59,22 +58,51 @@ class CheckpointReference:
 
 
 def resolve_checkpoint(reference: str, revision: str | None = None, *, base: Path) -> CheckpointReference:
-    """Find `reference` and check its files without loading them.
+    """Find `reference` and check without loading them that its files are all that lane torch needs.
 
     `base` is the folder that relative paths start from. A folder wins over a hub id of the same spelling. Raises
     `CheckpointError` with everything that is wrong.
     """
+    found = locate_checkpoint(reference, revision, base=base)
+    return found if found.gguf is not None else _inspect_folder(reference, found.form, found.folder)
+
+
+def locate_checkpoint(reference: str, revision: str | None = None, *, base: Path) -> CheckpointReference:
+    """Where `reference` lies on this machine, for any kind of checkpoint: its files are neither listed nor checked."""
     if reference.startswith(WHEEL_PREFIX):
         return _resolve_wheel(reference)
     folder = base / Path(reference).expanduser()
     if folder.is_dir():
-        return _inspect_folder(reference, CheckpointForm.FOLDER, folder.resolve())
+        return CheckpointReference(reference, CheckpointForm.FOLDER, folder.resolve(), ())
     if _HUB_PATTERN.fullmatch(reference):
-        return _resolve_hub(reference, revision, looked_at=folder)
+        return _locate_on_hub(reference, revision, looked_at=folder)
     raise CheckpointError(
         f"{reference}: no such folder ({folder} does not exist). "
         "Write an existing folder, a hub id (owner/name), or wheel:<distribution>==<version>"
     )
+
+
+def locate_folder(reference: str, revision: str | None = None, *, base: Path) -> Path | None:
+    """The folder of a checkpoint that is on this machine already, whatever is in it; None for a wheel.
+
+    Nothing is fetched. Raises `CheckpointError` where there is no such folder here.
+    """
+    if reference.startswith(WHEEL_PREFIX):
+        return None
+    folder = base / Path(reference).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if not _HUB_PATTERN.fullmatch(reference):
+        raise CheckpointError(f"{reference}: no such folder ({folder} does not exist). Write an existing folder")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo_id=reference, revision=revision, local_files_only=True))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{reference}: no folder {folder}, and not in this machine's cache of the model hub. "
+            f"Fetch it first: hf download {reference}"
+        ) from error
 
 
 # --- wheel ----------------------------------------------------------------------------------------------------------
@@ -154,75 +182,21 @@ def _tokenizer_problems(folder: Path) -> list[str]:
 
 def _weight_files(folder: Path, problems: list[str]) -> list[Path]:
     """The safetensors files, their headers read; what is wrong with them is added to `problems`."""
-    index_path = folder / WEIGHT_INDEX
-    if index_path.is_file():
-        return _indexed_weight_files(index_path, problems)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        others = sorted(path.name for pattern in _OTHER_WEIGHTS for path in folder.glob(pattern))
-        problems.append(_pickled_weights(folder, others) if others else f"{folder}: holds no *.safetensors file")
-    elif len(files) > 1 and not (folder / "model.safetensors").is_file():
-        problems.append(f"{index_path}: missing, yet the folder holds {len(files)} safetensors files")
-    elif len(files) > 1:
-        files = [folder / "model.safetensors"]
-    for path in files:
-        _tensor_names(path, problems)
-    return files
-
-
-def _pickled_weights(folder: Path, names: list[str]) -> str:
-    return (
-        f"{folder}: weights only as {', '.join(names[:3])}, a format that can run code when it is read. "
-        "Convert them once, in a place you trust: "
-        'python -c "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; '
-        '[C.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2]) for C in (M, T)]" '
-        f"{folder} {folder}-safetensors"
-    )
-
-
-def _indexed_weight_files(index_path: Path, problems: list[str]) -> list[Path]:
     try:
-        weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
-        tensors_of: dict[str, set[str]] = {}
-        for tensor, name in weight_map.items():
-            tensors_of.setdefault(name, set()).add(tensor)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problems.append(
-            f"{index_path}: not a weight index ({type(error).__name__}: {error}). Fetch the checkpoint again"
-        )
+        weights = read_weight_files(folder)
+    except CheckpointError as error:
+        problems.append(str(error))
         return []
-    files = []
-    for name in sorted(tensors_of):
-        path = index_path.parent / name
-        if Path(name).name != name:
-            problems.append(f"{index_path}: names {name!r}, which is not a file of this folder")
-        elif not path.is_file():
-            problems.append(f"{path}: missing, but {WEIGHT_INDEX} names it. Fetch the checkpoint again")
-        elif (names := _tensor_names(path, problems)) is not None:
-            if missing := sorted(tensors_of[name] - names):
-                problems.append(
-                    f"{path}: lacks {len(missing)} tensors that {WEIGHT_INDEX} promises, the first is {missing[0]}"
-                )
-            files.append(path)
-    return files
-
-
-def _tensor_names(path: Path, problems: list[str]) -> set[str] | None:
-    """Names in the header of a safetensors file; the library checks the header against the file's length."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as tensors:
-            return set(tensors.keys())
-    except (SafetensorError, OSError) as error:
-        problems.append(f"{path}: broken safetensors file ({error}). Fetch the file again")
-        return None
+    if not weights.files:
+        pickled = pickled_weights(folder)
+        problems.append(conversion_remedy(folder, pickled) if pickled else f"{folder}: holds no *.safetensors file")
+    return list(weights.files)
 
 
 # --- hub ------------------------------------------------------------------------------------------------------------
 
 
-def _resolve_hub(reference: str, revision: str | None, *, looked_at: Path) -> CheckpointReference:
+def _locate_on_hub(reference: str, revision: str | None, *, looked_at: Path) -> CheckpointReference:
     import httpx
     from huggingface_hub import snapshot_download
 
@@ -238,4 +212,4 @@ def _resolve_hub(reference: str, revision: str | None, *, looked_at: Path) -> Ch
             "Check the spelling and the network (a private model needs HF_TOKEN), or copy the checkpoint here and "
             "write its folder instead"
         ) from error
-    return _inspect_folder(reference, CheckpointForm.HUB, folder)
+    return CheckpointReference(reference, CheckpointForm.HUB, folder, ())

@@ -58,7 +58,11 @@ class _SpanAttention:
 
 
 class DecoderModel:
-    """Weights and one forward pass. Holds no per-request state: that is KvCache's and the engine's."""
+    """Weights and one forward pass. Holds no per-request state: that is KvCache's and the engine's.
+
+    A draft whose lm_head was trimmed to n of the V tokens has n logits; `target_ids` [n] names the token of each
+    (None = logit i is token i).
+    """
 
     def __init__(self, folder: Path, *, dtype: torch.dtype, device: torch.device, max_seq_len: int) -> None:
         """Load the checkpoint in `folder` (Hugging Face layout, safetensors).
@@ -120,7 +124,7 @@ class DecoderModel:
             gate, up = layer.gate_up(normed).chunk(2, dim=1)
             hidden = hidden + layer.down(F.silu(gate) * up)
         if not logit_positions:
-            return hidden.new_empty(0, self.vocab_size)
+            return hidden.new_empty(0, self.vocab_size if self.target_ids is None else len(self.target_ids))
         wanted = hidden[torch.tensor(logit_positions, dtype=torch.long, device=self.device)]
         return self._lm_head(F.rms_norm(wanted, (wanted.shape[1],), self._final_norm, self._eps))
 
@@ -212,7 +216,11 @@ class DecoderModel:
                 )
             )
         self._final_norm = take("model.norm.weight")
+        target_ids = _pop_target_ids(weights, self.vocab_size, folder)
+        self.target_ids = None if target_ids is None else target_ids.to(self.device)  # [n]
         head = self._embedding if self.config.tie_word_embeddings else take("lm_head.weight")
+        if self.target_ids is not None and len(head) != len(self.target_ids):
+            raise CheckpointError(f"{folder}: lm_head has {len(head)} rows, d2t {len(self.target_ids)}. Trim it again")
         self._lm_head = Linear(head)
         weights.pop("lm_head.weight", None)  # some exporters store the tied copy too
         leftover = [name for name in weights if not name.endswith("rotary_emb.inv_freq")]
@@ -221,6 +229,18 @@ class DecoderModel:
                 f"{folder}: {len(leftover)} tensors are not part of {self.config.architectures[0]}, "
                 f"first {leftover[0]}; leaving them out would change the output"
             )
+
+
+def _pop_target_ids(weights: dict[str, torch.Tensor], vocab_size: int, folder: Path) -> torch.Tensor | None:
+    """Token of each row of a trimmed lm_head [n]: draft id + d2t[draft id]. `t2d` says the same as a mask."""
+    d2t = weights.pop("d2t", None)
+    weights.pop("t2d", None)
+    if d2t is None:
+        return None
+    ids = torch.arange(len(d2t)) + d2t.long()
+    if not len(ids) or ids.min() < 0 or ids.max() >= vocab_size or not (ids.diff() > 0).all():
+        raise CheckpointError(f"{folder}: d2t is no rising map into {vocab_size} tokens. Trim the draft again")
+    return ids
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,10 @@ class DraftModelDrafter:
     the last one is compared with the row's text, so no feedback about acceptance is needed and none can be missed.
     """
 
-    def __init__(self, model: DecoderModel, *, num_slots: int) -> None:
+    def __init__(self, model: DecoderModel, *, num_slots: int, num_token_ids: int | None = None) -> None:
+        """`num_token_ids` is the target's tokenizer length: ids beyond it are padding rows, never proposed."""
         self._model = model
+        self._num_token_ids = model.vocab_size if num_token_ids is None else num_token_ids
         self._cache = model.new_cache(num_slots)
         self._cached: dict[int, list[int]] = {}  # slot -> tokens whose keys and values are in the cache
         self._agreed: dict[int, int] = {}  # slot -> how many of them are known to be the row's text
@@ -71,4 +73,6 @@ class DraftModelDrafter:
             token_ids.extend(tokens)
             cached.extend(tokens)
         logits = self._model.forward(token_ids, spans, [span.end - 1 for span in spans], self._cache)
-        return [int(token) for token in torch.argmax(logits, dim=-1)]
+        if self._model.target_ids is None:
+            return torch.argmax(logits[:, : self._num_token_ids], dim=-1).tolist()
+        return self._model.target_ids[torch.argmax(logits, dim=-1)].tolist()  # a trimmed lm_head has no padding rows

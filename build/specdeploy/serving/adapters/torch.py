@@ -180,7 +180,8 @@ def _load_engine(build: CurrentBuild, engines_root: Path) -> Engine:
     serving = config.serving
     target = engines_root / build.target_folder
     model = DecoderModel(target, dtype=dtype, device=device, max_seq_len=serving.max_seq_len)
-    num_token_ids = Tokenizer.from_file(str(target / "tokenizer.json")).get_vocab_size()
+    vocabulary = Tokenizer.from_file(str(target / "tokenizer.json")).get_vocab(with_added_tokens=True)
+    num_token_ids = max(vocabulary.values()) + 1  # not the count: some vocabularies leave ids out
     return Engine(
         model,
         _load_drafter(build, engines_root, dtype, device, num_token_ids),

@@ -14,8 +14,10 @@ from tokenizers import AddedToken, Tokenizer
 
 from helpers.tiny_checkpoint import EOS_ID, make_checkpoint
 from specdeploy.builders.dispatch import build_deployment, describe_build
+from specdeploy.builders.pair import Consent
+from specdeploy.checkpoint.trim import trim_vocabulary
 from specdeploy.config.load import LoadedDeployment
-from specdeploy.errors import BuildError, CheckpointError, ConfigError
+from specdeploy.errors import BuildError, CheckpointError
 from specdeploy.manifest import load_current_build
 
 Load = Callable[..., LoadedDeployment]
@@ -23,6 +25,18 @@ Load = Callable[..., LoadedDeployment]
 
 def ignore(_line: str) -> None:
     """Reports of a build that nobody reads."""
+
+
+def draft_model(folder: Path) -> dict[str, Any]:
+    """The section `speculation` of a deployment with the draft model in `folder`."""
+    return {"method": "draft_model", "max_draft_len": 2, "draft": {"checkpoint": str(folder)}}
+
+
+def swap_tokens(path: Path, first: str, second: str) -> None:
+    content = json.loads(path.read_text())
+    vocab = content["model"]["vocab"]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    path.write_text(json.dumps(content))
 
 
 def edit_json(path: Path, **changes: Any) -> None:
@@ -88,8 +102,10 @@ class TestFolder:
     def test_longer_requests_than_positions(self, tiny_checkpoint: Path, load_with: Load, tmp_path: Path) -> None:
         loaded = load_with(target={"checkpoint": str(tiny_checkpoint)}, serving={"max_seq_len": 4096})
 
-        with pytest.raises(ConfigError, match=r"serving\.max_seq_len: 4096 exceeds the 512 positions of target"):
+        with pytest.raises(CheckpointError, match=r"serving\.max_seq_len 4096 exceeds the 512 positions"):
             build_deployment(loaded, tmp_path / "engines", report=ignore)
+
+        assert not (tmp_path / "engines").exists()
 
 
 class TestDraft:
@@ -110,17 +126,75 @@ class TestDraft:
     def test_other_tokenizer_is_refused_before_anything_is_built(
         self, tiny_checkpoint: Path, checkpoint_copy: Path, load_with: Load, tmp_path: Path
     ) -> None:
-        path = checkpoint_copy / "tokenizer.json"
-        path.write_text(path.read_text().replace("<|bot|>", "<|dog|>"))
-        loaded = load_with(
-            target={"checkpoint": str(tiny_checkpoint)},
-            speculation={"method": "draft_model", "max_draft_len": 2, "draft": {"checkpoint": str(checkpoint_copy)}},
-        )
+        swap_tokens(checkpoint_copy / "tokenizer.json", "a", "b")
+        loaded = load_with(target={"checkpoint": str(tiny_checkpoint)}, speculation=draft_model(checkpoint_copy))
 
-        with pytest.raises(CheckpointError, match=r"'<\|bot\|>', draft '<\|dog\|>'"):
+        with pytest.raises(CheckpointError, match=r"\[tokens-differ\] 2 of 320 .*: target 'a', draft 'b'"):
             build_deployment(loaded, tmp_path / "engines", report=ignore)
+        with pytest.raises(CheckpointError, match="tokens-differ"):
+            describe_build(loaded, Consent(allow=("tokens-differ",)))
 
         assert not (tmp_path / "engines").exists()
+
+    def test_warnings_are_recorded_and_forbid_only_a_strict_build(
+        self, tiny_checkpoint: Path, checkpoint_copy: Path, load_with: Load, tmp_path: Path
+    ) -> None:
+        path = checkpoint_copy / "tokenizer.json"
+        path.write_text(path.read_text().replace("<|bot|>", "<|dog|>"))
+        loaded = load_with(target={"checkpoint": str(tiny_checkpoint)}, speculation=draft_model(checkpoint_copy))
+        lines: list[str] = []
+
+        with pytest.raises(CheckpointError, match="--allow control-tokens-differ") as caught:
+            build_deployment(loaded, tmp_path / "engines", report=ignore, consent=Consent(is_strict=True))
+        assert "'<|bot|>', draft '<|dog|>'" in str(caught.value)
+        allow = ("control-tokens-differ", "draft-too-costly")
+        consent = Consent(is_strict=True, allow=allow)
+        result = build_deployment(loaded, tmp_path / "engines", report=lines.append, consent=consent)
+
+        recorded = {check.name: check.detail for check in result.manifest.checks}
+        assert recorded["pair"] == "compatible, accepted by name: control-tokens-differ, draft-too-costly"
+        assert "'<|bot|>', draft '<|dog|>'" in recorded["warning control-tokens-differ"]
+        assert any(line.startswith("warning control-tokens-differ: ") for line in lines)
+
+    def test_a_consent_with_a_typing_error_is_refused(
+        self, tiny_checkpoint: Path, load_with: Load, tmp_path: Path
+    ) -> None:
+        loaded = load_with(target={"checkpoint": str(tiny_checkpoint)})
+
+        with pytest.raises(CheckpointError, match="--allow tokens-difer: no finding has this code"):
+            build_deployment(loaded, tmp_path / "engines", report=ignore, consent=Consent(allow=("tokens-difer",)))
+
+    def test_the_pair_digest_follows_the_pair(self, tiny_checkpoint: Path, load_with: Load, tmp_path: Path) -> None:
+        draft = make_checkpoint(tmp_path / "draft", num_layers=1, seed=1)
+        target = {"checkpoint": str(tiny_checkpoint)}
+        alone = build_deployment(load_with(target=target), tmp_path / "engines", report=ignore)
+        pair = load_with("pair", target=target, speculation=draft_model(draft))
+
+        first = build_deployment(pair, tmp_path / "engines", report=ignore).manifest.pair_digest
+        again = build_deployment(pair, tmp_path / "other", report=ignore).manifest.pair_digest
+
+        assert first == again != alone.manifest.pair_digest
+        assert load_current_build(tmp_path / "engines", "pair").pair_digest == first
+
+    def test_a_trimmed_draft_is_built(self, tiny_checkpoint: Path, load_with: Load, tmp_path: Path) -> None:
+        corpus = tmp_path / "corpus.jsonl"
+        corpus.write_text('{"text": "The river rose in the night"}\n')
+        trim_vocabulary(make_checkpoint(tmp_path / "draft", num_layers=1), [corpus], 40, tmp_path / "trimmed")
+        loaded = load_with(target={"checkpoint": str(tiny_checkpoint)}, speculation=draft_model(tmp_path / "trimmed"))
+
+        result = build_deployment(loaded, tmp_path / "engines", report=ignore)
+
+        assert "40 of 320 tokens" in {check.name: check.detail for check in result.manifest.checks}["draft loads"]
+
+    def test_a_trimmed_target_is_refused(self, load_with: Load, tmp_path: Path) -> None:
+        corpus = tmp_path / "corpus.jsonl"
+        corpus.write_text('{"text": "The river rose in the night"}\n')
+        trim_vocabulary(make_checkpoint(tmp_path / "whole"), [corpus], 40, tmp_path / "trimmed")
+
+        with pytest.raises(CheckpointError, match="target-is-trimmed"):
+            build_deployment(
+                load_with(target={"checkpoint": str(tmp_path / "trimmed")}), tmp_path / "engines", report=ignore
+            )
 
     def test_draft_with_too_few_embedding_rows(
         self, tiny_checkpoint: Path, checkpoint_copy: Path, load_with: Load, tmp_path: Path
@@ -131,8 +205,11 @@ class TestDraft:
             speculation={"method": "draft_model", "max_draft_len": 2, "draft": {"checkpoint": str(checkpoint_copy)}},
         )
 
-        with pytest.raises(CheckpointError, match="has 10 embedding rows"):
+        with pytest.raises(CheckpointError) as caught:
             build_deployment(loaded, tmp_path / "engines", report=ignore)
+
+        assert "has 10 embedding rows" in str(caught.value)
+        assert "config.json says vocab_size 10, the stored embedding has 320 rows" in str(caught.value)
 
 
 def write_gguf(path: Path, checkpoint: Path) -> None:

@@ -1,0 +1,185 @@
+"""Running a pair: cost against active parameters, parallelism, quantisation, context, lanes, and who may override."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.fabricated_checkpoints import LLAMA_8B, LLAMA_405B, LlamaSize, byte_level_tokenizer
+from helpers.pair_files import codes, compare, only, write_model
+from specdeploy.checkpoint.pair import (
+    PairContents,
+    PairSettings,
+    blocking_findings,
+    compare_pair,
+    describe_blocking,
+    digest_of_pair,
+)
+from specdeploy.checkpoint.tokenizer import TokenMap
+from specdeploy.checkpoint_contract import (
+    CheckpointInfo,
+    CheckpointKind,
+    MoeShape,
+    PairReport,
+    PairVerdict,
+    Quantization,
+    Severity,
+    VocabularySizes,
+)
+from specdeploy.contract import Lane, Method
+from specdeploy.errors import CheckpointError
+
+TOKENS = PairContents(TokenMap(Path("t"), (b"a", b"b"), frozenset()), TokenMap(Path("d"), (b"a", b"b"), frozenset()))
+
+
+def info(reference: str, parameters: float, active: float | None = None, **facts: Any) -> CheckpointInfo:
+    if active is not None:
+        facts["moe"] = MoeShape(num_experts=512, num_experts_per_token=10, num_moe_layers=60, num_dense_layers=0)
+    return CheckpointInfo(
+        reference=reference,
+        folder=reference,
+        kind=CheckpointKind.CAUSAL_LM,
+        num_parameters=int(parameters),
+        num_active_parameters=int(active if active is not None else parameters),
+        **facts,
+    )
+
+
+def judge(target: CheckpointInfo, draft: CheckpointInfo, **settings: Any) -> PairReport:
+    return compare_pair(target, draft, TOKENS, PairSettings(**settings))
+
+
+def test_a_dense_draft_half_as_heavy_as_the_active_experts_is_no_go() -> None:
+    report = judge(info("moe", 397e9, 17e9), info("dense", 9e9))
+
+    found = only(report, "draft-too-costly")
+    assert (report.verdict, found.severity) == (PairVerdict.INCOMPATIBLE, Severity.FAILURE)
+    assert report.draft_cost_ratio == pytest.approx(9 / 17)
+    assert found.detail == (
+        "no-go: the 9B parameters that a draft step reads are 0.53 of the 17B of 397B that the target reads per token; "
+        "the limit is 0.25"
+    )
+
+
+def test_a_table_that_is_only_looked_up_costs_nothing() -> None:
+    rows = VocabularySizes(lm_head_rows=8000, embedding_rows=100_000)
+    trimmed = info("trimmed", 150e6, hidden_size=500, vocabulary=rows)  # 50M of them are the embedding
+    tied = info("tied", 200e6, hidden_size=500, vocabulary=VocabularySizes(embedding_rows=100_000))
+
+    assert judge(tied, trimmed).draft_cost_ratio == pytest.approx(0.5)
+
+
+def test_the_limit_can_be_moved_and_small_drafts_pass() -> None:
+    target = info("moe", 397e9, 17e9)
+    assert "draft-too-costly" not in codes(judge(target, info("dense", 9e9), max_draft_cost_ratio=0.6))
+    assert "draft-too-costly" not in codes(judge(target, info("small", 0.6e9)))
+
+
+def test_beside_a_dense_target_a_heavy_draft_is_a_warning() -> None:
+    assert only(judge(info("8b", 8e9), info("3b", 3e9)), "draft-too-costly").severity is Severity.WARNING
+
+
+def test_heads_and_rows_must_divide_by_the_gpus() -> None:
+    sizes = VocabularySizes(config_vocab_size=151665)
+    target = info("t", 70e9, num_heads=64, num_kv_heads=8, vocabulary=VocabularySizes(config_vocab_size=152064))
+    draft = info("d", 0.5e9, num_heads=14, num_kv_heads=2, vocabulary=sizes)
+
+    report = judge(target, draft, tensor_parallel=4)
+
+    assert only(report, "tensor-parallel").detail == "14 attention heads do not divide by 4 GPUs"
+    assert only(report, "tensor-parallel-padding").detail == "151665 vocabulary rows do not divide by 4"
+    assert not codes(judge(target, draft, tensor_parallel=1)) & {"tensor-parallel", "tensor-parallel-padding"}
+
+
+def test_the_drafts_precision_is_stated_and_inheritance_warned_about() -> None:
+    fp8 = Quantization(method="fp8", bits=8, source="quantization_config")
+    target = info("t", 70e9, dtype="bfloat16", quantization=fp8, kv_dtype="fp8")
+    draft = info("d", 1e9, dtype="float16", kv_dtype="float16")
+
+    found = only(judge(target, draft), "draft-quantization")
+    assert found.severity is Severity.WARNING
+    assert found.detail == (
+        "draft: float16, not quantised, KV float16; target: fp8 8 bit (quantization_config), else bfloat16, KV fp8"
+    )
+    assert only(judge(draft, draft), "draft-quantization").severity is Severity.INFO
+
+
+def test_a_lane_that_cannot_is_a_failure_and_one_nobody_tried_a_warning() -> None:
+    moe = info("t", 30e9, 3e9, architecture="Qwen3MoeForCausalLM")
+    draft = info("d", 0.5e9, architecture="Qwen3ForCausalLM")
+
+    refused = only(judge(moe, draft, lane=Lane.TORCH), "lane-cannot-serve")
+    assert "Qwen3MoeForCausalLM is none of" in refused.detail
+    assert refused.remedy.startswith("Use trtllm_engine (TensorRT-LLM <= 1.2.1) or trtllm_llmapi")
+    unknown = judge(moe, draft, lane=Lane.TRTLLM_ENGINE, method=Method.REDRAFTER)
+    assert only(unknown, "lane-unknown").severity is Severity.WARNING
+    assert len(unknown.lanes) == 3
+
+
+def test_what_the_files_do_not_say_is_said() -> None:
+    assert (
+        "rope_theta" in only(judge(info("t", 1e9, not_found=("rope_theta",)), info("d", 1e8)), "facts-missing").detail
+    )
+
+
+def test_failures_block_always_and_warnings_only_when_strict() -> None:
+    report = judge(info("8b", 8e9), info("3b", 3e9), lane=Lane.TRTLLM_LLMAPI)
+    failing = judge(info("moe", 397e9, 17e9), info("dense", 9e9))
+
+    assert blocking_findings(report, strict=False) == ()
+    assert [one.code for one in blocking_findings(report, strict=True)] == ["draft-too-costly"]
+    assert blocking_findings(report, strict=True, allow=["draft-too-costly"]) == ()
+    blocked = blocking_findings(failing, strict=False, allow=["draft-too-costly"])
+    assert "[draft-too-costly] no-go" in describe_blocking(blocked)
+    with pytest.raises(CheckpointError, match="no finding has this code"):
+        blocking_findings(report, strict=False, allow=["draft-too-cosy"])
+
+
+def test_a_report_survives_its_json() -> None:
+    report = judge(info("moe", 397e9, 17e9), info("dense", 9e9))
+    assert PairReport.model_validate_json(report.model_dump_json()) == report
+
+
+def test_405b_with_8b_over_191_shards_in_under_two_seconds(tmp_path: Path) -> None:
+    from helpers.fabricated_checkpoints import llama_config, llama_tensors, write_checkpoint
+
+    tokenizer = byte_level_tokenizer(128256)
+    for name, size, shards in (("target", LLAMA_405B, 191), ("draft", LLAMA_8B, 4)):
+        write_checkpoint(
+            tmp_path / name, llama_config(size), llama_tensors(size), num_shards=shards, tokenizer=tokenizer
+        )
+    started = time.perf_counter()
+
+    report = compare(tmp_path / "target", tmp_path / "draft", max_seq_len=8192)
+
+    assert time.perf_counter() - started < 2.0
+    assert report.verdict is PairVerdict.IDENTICAL
+    # Without the embedding tables (0.53B and 2.1B), of which a step takes single rows.
+    assert report.draft_cost_ratio == pytest.approx((8.03 - 0.53) / (405.85 - 2.1), rel=0.01)
+
+
+def test_every_unreadable_folder_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        compare(tmp_path / "no-target", tmp_path / "no-draft")
+    assert "no-target" in str(caught.value)
+    assert "no-draft" in str(caught.value)
+
+
+def test_the_digest_follows_tokenizer_and_special_ids(tmp_path: Path) -> None:
+    size = LlamaSize(1, 64, 64, 4, 2, 320, head_dim=16)
+
+    def digest(name: str, **options: Any) -> str:
+        folder = write_model(tmp_path / name, size, **{"tokenizer": byte_level_tokenizer(320), **options})
+        return digest_of_pair(
+            folder, target_digest="t", draft_digest=None, lane=Lane.TORCH, versions={"converter": "1"}
+        )
+
+    first = digest("a")
+    others = [
+        digest("b", tokenizer=byte_level_tokenizer(320, swap=(65, 66))),
+        digest("c", generation_config={"eos_token_id": 7}),
+        digest("d", chat_template="x"),
+    ]
+    assert digest("e") == first
+    assert len({first, *others}) == 4
