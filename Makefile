@@ -134,6 +134,7 @@ clean: ## Remove caches and dist/; engines, reports and .venv stay
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist
 	find build client tests triton_repo -type d -name __pycache__ -prune -exec rm -rf {} +
 
+# Not compiled at install: most modules of the large packages are never imported, and the others compile on first use.
 # A half-made environment has no stamp and is made again. Python 3.11 or 3.12 first: the Triton server in the wheel needs
 # numpy 1, which for 3.13 has to be compiled.
 $(STAMP): pyproject.toml requirements.lock requirements-wheels.lock
@@ -159,14 +160,14 @@ $(STAMP): pyproject.toml requirements.lock requirements-wheels.lock
 		"$$python" -m venv --clear $(VENV)
 	fi
 	echo "== environment: packages (the first time this downloads PyTorch, which takes a while)"
-	$(BIN)/python -m pip install -qq -r requirements.lock
+	$(BIN)/python -m pip install -qq --no-compile -r requirements.lock
 	if $(BIN)/python -c 'import sys; sys.exit(sys.version_info[:2] < (3,13))'; then
 		echo "== environment: numpy 1.26.4 from source, for the Triton server in the wheel"
 		$(BIN)/python -m pip install -qq --no-deps --no-binary numpy numpy==1.26.4 ||
 			echo "   not compiled: serving will refuse to start. Install a C++ compiler, or Python 3.11 or 3.12, and remove $(VENV)" >&2
 	fi
 	echo "== environment: Triton server and demo weights"
-	$(BIN)/python -m pip install -qq --no-deps -r requirements-wheels.lock
+	$(BIN)/python -m pip install -qq --no-compile --no-deps -r requirements-wheels.lock
 	echo "== environment: this project"
 	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
 	touch $@

@@ -60,9 +60,9 @@ class Budget:
 BUDGETS: dict[str, Budget] = {
     budget.name: budget
     for budget in (
-        Budget("quick", num_segments=2, concurrencies=(1, 4), request_count=20, max_tokens=20),
+        Budget("quick", num_segments=2, concurrencies=(1, 4), request_count=20, max_tokens=16),
         Budget("full", num_segments=None, concurrencies=(1, 2, 4, 8), request_count=100),
-        Budget("row", num_segments=1, concurrencies=(1,), request_count=20, floor_concurrency=4, max_tokens=20),
+        Budget("row", num_segments=1, concurrencies=(1,), request_count=20, floor_concurrency=4, max_tokens=16),
     )
 }
 VERIFY_BUDGET = Budget("verify", num_segments=None, concurrencies=(1, 4), request_count=8)

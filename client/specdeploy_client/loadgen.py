@@ -17,7 +17,7 @@ from specdeploy_client.transport import (
     Transport,
 )
 
-WARMUP_MAX_TOKENS = 16  # several verify steps, so that nothing lazy is left for the first measured request
+WARMUP_MAX_TOKENS = 8  # the prompt and at least two verify steps, so that nothing lazy is left for a measured request
 RecordSink = Callable[[RequestRecord], None]
 
 

@@ -67,10 +67,10 @@ def test_quick_takes_two_segments_at_one_and_four(deployment: LoadedDeployment) 
     ]
     assert plan.num_requests == 160
     assert plan.notes == {
-        "answers": "at most 20 tokens in budget quick",
+        "answers": "at most 16 tokens in budget quick",
         "segments not measured": "summarisation",
     }
-    assert {request.max_tokens for cell in plan.cells for request in cell.requests} <= set(range(1, 21))
+    assert {request.max_tokens for cell in plan.cells for request in cell.requests} <= set(range(1, 17))
 
 
 def test_full_supports_p90_and_says_that_prompts_repeat(deployment: LoadedDeployment) -> None:
