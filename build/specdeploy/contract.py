@@ -76,8 +76,21 @@ PLANNED: frozenset[tuple[Lane, Method]] = frozenset(
 )
 
 
+# Methods whose draft is a checkpoint of its own; the others draft from the text or from the target.
+METHODS_WITH_DRAFT: frozenset[Method] = frozenset(
+    {Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3, Method.MEDUSA, Method.REDRAFTER}
+)
+
+
+def impossible_reason(lane: Lane, method: Method) -> str | None:
+    """Why no version of `lane` serves `method`, or None when this or a later one does."""
+    if (lane, method) in SUPPORTED | PLANNED:
+        return None
+    return unsupported_reason(lane, method)
+
+
 def unsupported_reason(lane: Lane, method: Method) -> str | None:
-    """Why `lane` cannot serve `method`, or None when it can."""
+    """Why this version of `lane` cannot serve `method`, or None when it can."""
     if (lane, method) in SUPPORTED:
         return None
     usable = sorted(str(m) for (supported_lane, m) in SUPPORTED if supported_lane is lane)

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from specdeploy.contract import (
+    METHODS_WITH_DRAFT,
     OTHER_SEGMENT,
     ConstrainedPolicy,
     ContractModel,
@@ -20,7 +21,7 @@ from specdeploy.contract import (
     Lane,
     Method,
     Slo,
-    unsupported_reason,
+    impossible_reason,
 )
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -130,11 +131,15 @@ class SpeculationConfig(ContractModel):
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:
         problems = list(_too_long_ranges("draft_len_by_in_flight", self.draft_len_by_in_flight, self.max_draft_len))
-        if self.method is Method.DRAFT_MODEL and self.draft is None:
-            remedy = "Name the smaller checkpoint with the same tokenizer under draft.checkpoint."
-            problems.append(Problem("draft", "method draft_model needs a draft", remedy))
-        if self.method is Method.NGRAM and self.draft is not None:
-            problems.append(Problem("draft", "method ngram drafts from the text itself", "Remove the key."))
+        needs_draft = self.method in METHODS_WITH_DRAFT
+        if needs_draft and self.draft is None:
+            what = "smaller checkpoint with the same tokenizer" if self.method is Method.DRAFT_MODEL else "draft heads"
+            problems.append(
+                Problem("draft", f"method {self.method} needs a draft", f"Name the {what} under draft.checkpoint.")
+            )
+        if not needs_draft and self.draft is not None and self.method is not Method.AUTO:
+            reason = f"method {self.method} needs no checkpoint to draft from"
+            problems.append(Problem("draft", reason, "Remove the key."))
         if self.method is not Method.NGRAM and self.ngram != NgramConfig():
             problems.append(Problem("ngram", f"only method ngram reads it, not {self.method}", "Remove the key."))
         _raise_if_any(problems)
@@ -259,7 +264,7 @@ def cross_section_problems(
 ) -> list[Problem]:
     """Broken rules between sections; a section that is itself broken is None and its rules are skipped."""
     problems: list[Problem] = []
-    if lane is not None and speculation is not None and (reason := unsupported_reason(lane, speculation.method)):
+    if lane is not None and speculation is not None and (reason := impossible_reason(lane, speculation.method)):
         problems.append(Problem("speculation.method", reason, "Choose a method and a lane that go together."))
     if speculation is not None and traffic is not None:
         for index, segment in enumerate(traffic.segments):

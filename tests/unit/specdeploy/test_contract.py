@@ -15,6 +15,7 @@ from specdeploy.contract import (
     Percentile,
     Percentiles,
     SegmentPlan,
+    impossible_reason,
     unsupported_reason,
 )
 
@@ -34,6 +35,7 @@ def test_every_lane_and_method_is_served_or_refused_by_name() -> None:
             reason = unsupported_reason(lane, method)
             assert (reason is None) == ((lane, method) in SUPPORTED)
             assert reason is None or (lane in reason and method in reason) or "cannot be built" in reason
+            assert (impossible_reason(lane, method) is None) == ((lane, method) in SUPPORTED | PLANNED)
 
 
 def test_draft_len_is_zero_outside_every_range() -> None:

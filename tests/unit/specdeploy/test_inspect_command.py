@@ -136,3 +136,18 @@ def test_trimming_from_the_command_line(pair: Path, capsys: Capture) -> None:
     out = " ".join(capsys.readouterr().out.split())
     assert out.endswith("small: 3 of 320 lm_head rows, coverage 77.78% of 9 corpus tokens")
     assert cli.run([*arguments, "--keep", "2"]) == cli.EXIT_FAIL
+
+
+def test_a_deployment_of_a_lane_that_is_still_to_come_is_inspected_and_not_built(pair: Path, capsys: Capture) -> None:
+    """The question whether the draft fits comes before the question who builds it."""
+    overrides = {
+        "lane": "trtllm_llmapi",
+        "target": {"checkpoint": str(pair / "target")},
+        "speculation": {"method": "eagle3", "max_draft_len": 3, "draft": {"checkpoint": str(pair / "head")}},
+    }
+    path = write_deployment(pair / "configs", "later", overrides)
+    assert cli.run(["inspect", str(path), "--engines-root", str(pair / "engines")]) == 0
+    assert "warning [aux-layers-guessed]" in capsys.readouterr().out
+    assert cli.run(["build", str(path), "--engines-root", str(pair / "engines")]) == cli.EXIT_FAIL
+    assert "part of lane trtllm_llmapi but not built yet in this version" in capsys.readouterr().err
+    assert not (pair / "engines").exists()
