@@ -38,9 +38,12 @@ demo: $(STAMP) ## The whole path: build, serve, query and measure the demo, then
 	}
 	for row in demo:quick demo-bf16:row; do
 		name=$${row%%:*} budget=$${row##*:}
+		if $(BIN)/specdeploy status "$$name" >/dev/null; then # not ours to measure on, and not ours to stop
+			echo "$$name is being served already: make stop DEPLOYMENT=$$name, then make demo" >&2; exit 1
+		fi
 		echo "== $$name: engines"; $(BIN)/specdeploy build "$$name"
 		echo "== $$name: repo"; $(BIN)/specdeploy repo "$$name"
-		echo "== $$name: serve"; served=$$name; $(BIN)/specdeploy serve "$$name"
+		echo "== $$name: serve"; $(BIN)/specdeploy serve "$$name"; served=$$name # a start that fails cleans up itself
 		if [ "$$name" = demo ]; then
 			echo "== $$name: query"; $(BIN)/specdeploy-client query --deployment "$$name" -- "$$SPECDEPLOY_PROMPT"
 		fi

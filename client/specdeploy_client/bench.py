@@ -33,7 +33,7 @@ from specdeploy_client.artifacts import (
 from specdeploy_client.loadgen import Cell, CellRequest, LoopLagProbe, run_cell
 from specdeploy_client.records import RecordWriter
 from specdeploy_client.server_facts import SegmentCounters, ServerFacts
-from specdeploy_client.summary import RunFacts, describe_positions, summarise_run
+from specdeploy_client.summary import RunFacts, describe_positions, planned_draft_len, summarise_run
 from specdeploy_client.transport import Transport
 from specdeploy_client.workload import Prompt, load_prompts, prompt_at
 
@@ -113,11 +113,16 @@ def plan_bench(deployment: LoadedDeployment, options: BenchOptions, render: Rend
     prompts = {s.name: load_prompts(deployment.path.parent / s.prompts) for s in segments}
     num_requests = options.request_count or options.budget.request_count
     levels = options.concurrencies or options.budget.concurrencies
-    arms = {Arm.OFF: 0, Arm.ON: config.speculation.max_draft_len}
     cells: list[Cell] = []
+    lowered: list[str] = []
     for segment in segments:
         shape = (segment, prompts[segment.name], num_requests, options, render)
-        cells += [_cell(level, arms, *shape) for level in levels]
+        for level in levels:
+            # What the plan does where it drafts, and what drafting would do where it does not.
+            draft_len = planned_draft_len(config, segment, level).draft_len or config.speculation.max_draft_len
+            cells.append(_cell(level, {Arm.OFF: 0, Arm.ON: draft_len}, *shape))
+            if draft_len != config.speculation.max_draft_len:
+                lowered.append(f"{segment.name} at {level}: {draft_len}")
         if options.budget.floor_concurrency is not None:
             cells.append(_cell(options.budget.floor_concurrency, {Arm.FLOOR: 0}, *shape))
     notes = {
@@ -125,6 +130,8 @@ def plan_bench(deployment: LoadedDeployment, options: BenchOptions, render: Rend
         for name, texts in prompts.items()
         if len(texts) < num_requests
     }
+    if lowered:
+        notes["K of the on arm, by the plan"] = ", ".join(lowered)
     if options.max_tokens is None and options.budget.max_tokens is not None:
         notes["answers"] = f"at most {options.budget.max_tokens} tokens in budget {options.budget.name}"
     if unmeasured := [s.name for s in config.traffic.segments if s not in segments]:

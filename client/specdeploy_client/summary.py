@@ -58,11 +58,12 @@ def summarise_run(
 
 def planned_draft_lens(config: DeploymentConfig) -> tuple[PlannedDraftLen, ...]:
     """K of every segment at the expected concurrency, as the config asks for it."""
-    return tuple(_planned(config, segment) for segment in config.traffic.segments)
+    expected = config.traffic.expected_concurrency
+    return tuple(planned_draft_len(config, segment, expected) for segment in config.traffic.segments)
 
 
-def _planned(config: DeploymentConfig, segment: SegmentConfig) -> PlannedDraftLen:
-    concurrency = config.traffic.expected_concurrency
+def planned_draft_len(config: DeploymentConfig, segment: SegmentConfig, concurrency: int) -> PlannedDraftLen:
+    """K of one segment at `concurrency` requests in flight, as the config asks for it."""
     if not segment.speculate:
         return PlannedDraftLen(segment=segment.name, draft_len=0, off_reason=segment.off_reason)
     ranges = segment.draft_len_by_in_flight or config.speculation.draft_len_by_in_flight

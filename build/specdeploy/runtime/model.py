@@ -266,9 +266,12 @@ def _check_supported(config: Any, folder: Path, max_seq_len: int) -> None:
             f"{folder}/config.json: architectures: {architecture} is not supported by the torch lane. "
             f"Use one of {', '.join(SUPPORTED_ARCHITECTURES)}"
         )
-    if max_seq_len > config.max_position_embeddings:
+    rope = config.rope_parameters
+    scaled_positions = int((rope.get("original_max_position_embeddings") or 0) * (rope.get("factor") or 1.0))
+    max_positions = max(config.max_position_embeddings, scaled_positions)  # YaRN configs state the unscaled number
+    if max_seq_len > max_positions:
         raise CheckpointError(
-            f"{folder}/config.json: max_position_embeddings: {config.max_position_embeddings} is below "
+            f"{folder}/config.json: max_position_embeddings: {max_positions} is below "
             f"serving.max_seq_len {max_seq_len}. Lower serving.max_seq_len"
         )
     if config.hidden_act not in ("silu", "swish"):

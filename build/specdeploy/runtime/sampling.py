@@ -62,7 +62,8 @@ def _apply_penalties(
 
 def target_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """The distribution [V] a random choice is drawn from: temperature, then top-k, top-p and min-p, renormalised."""
-    scaled = logits.float() / params.temperature
+    logits = logits.float()
+    scaled = (logits - logits.max()) / params.temperature  # the largest is 0: no temperature is too small
     if 0 < params.top_k < scaled.shape[0]:
         scaled = scaled.masked_fill(scaled < torch.topk(scaled, params.top_k).values[-1], float("-inf"))
     probs = torch.softmax(scaled, dim=-1)

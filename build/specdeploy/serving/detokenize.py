@@ -89,9 +89,13 @@ class OutputText:
         return delta
 
     def _cut_at_stop_string(self, num_old: int) -> None:
-        """Look where new characters can complete a match: from `longest - 1` characters before them."""
-        begin = max(0, num_old - self._longest_stop + 1)
-        found = [index for stop in self._stop_strings if (index := self._pending.find(stop, begin)) >= 0]
+        """Only a match that new characters complete counts: from `len(stop) - 1` characters before them. One that was
+        complete before `min_tokens` was passed over then, however much of it is still pending."""
+        found = [
+            index
+            for stop in self._stop_strings
+            if (index := self._pending.find(stop, max(0, num_old - len(stop) + 1))) >= 0
+        ]
         if found:
             self._pending = self._pending[: min(found)]
             self._is_cut = True

@@ -24,6 +24,7 @@ from specdeploy.serving.metrics import ServingMetrics
 from specdeploy.serving.request import ServingLimits, ServingRequest, parse_request
 from specdeploy.serving.responses import final_tensors, message_tensors
 from specdeploy.serving.router import route
+from specdeploy.serving.tokenizer import count_token_ids, load_tokenizer
 
 ENGINES_ROOT_VARIABLE = "SPECDEPLOY_ENGINES_ROOT"
 ERROR_PREFIX = "specdeploy: "  # lets `serve` find the cause of a failed start in Triton's log
@@ -39,7 +40,7 @@ class TritonPythonModel:
             deployment = parameters["deployment"]["string_value"]
             engines_root = Path(os.environ[ENGINES_ROOT_VARIABLE])
             build = load_current_build(engines_root, deployment)
-            self._tokenizer = Tokenizer.from_file(str(engines_root / build.target_folder / "tokenizer.json"))
+            self._tokenizer = load_tokenizer(engines_root / build.target_folder)
             self._eos_ids = _eos_ids(engines_root / build.target_folder)
             self._limits = _limits(build, self._tokenizer, engines_root / build.target_folder)
             self._adapter: Adapter = _load_adapter(build, engines_root)
@@ -199,4 +200,5 @@ def _eos_ids(folder: Path) -> frozenset[int]:
 def _limits(build: CurrentBuild, tokenizer: Tokenizer, folder: Path) -> ServingLimits:
     longest = max(len(piece.encode()) for piece in tokenizer.get_vocab())
     vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    return ServingLimits(build.config.serving.max_seq_len, vocab_size, longest)
+    num_token_ids = min(vocab_size, count_token_ids(tokenizer))
+    return ServingLimits(build.config.serving.max_seq_len, num_token_ids, longest)

@@ -49,10 +49,11 @@ _NEUTRAL_VALUE = {
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """What the deployment allows: context length, vocabulary and the longest token in UTF-8 bytes."""
+    """What the deployment allows: context length, ids that can be emitted (padding rows of the vocabulary left out)
+    and the longest token in UTF-8 bytes."""
 
     max_seq_len: int
-    vocab_size: int
+    num_token_ids: int
     longest_token_bytes: int
 
 
@@ -85,6 +86,7 @@ def parse_request(
     if max_tokens is None:
         raise RequestError("max_tokens", "is missing", "Send the number of tokens to generate, at least 1")
     prompt = _prompt(tensors, limits)
+    stop_strings, stop_tokens = _stop_words(tensors, tokenizer)
     min_tokens = _integer(tensors, "min_tokens", minimum=0) or 0
     if min_tokens > max_tokens:
         raise RequestError("min_tokens", f"{min_tokens} exceeds max_tokens {max_tokens}")
@@ -93,8 +95,8 @@ def parse_request(
         prompt_ids=_encode_prompt(prompt, tokenizer),
         max_tokens=max_tokens,
         sampling=_sampling(tensors, tokenizer, limits, min_tokens),
-        stop_ids=_stop_ids(tensors, limits, eos_ids),
-        stop_strings=tuple(word for word in _strings(tensors, "stop_words") if word),
+        stop_ids=_stop_ids(tensors, limits, eos_ids) | stop_tokens,
+        stop_strings=stop_strings,
         num_draft_tokens=_integer(tensors, "num_draft_tokens", minimum=0),
         segment=_string(tensors, "segment") or "",
         stream=_boolean(tensors, "stream", default=False),
@@ -183,7 +185,7 @@ def _sampling(tensors: Tensors, tokenizer: Tokenizer, limits: ServingLimits, min
         presence_penalty=_number(tensors, "presence_penalty") or 0.0,
         frequency_penalty=_number(tensors, "frequency_penalty") or 0.0,
         logit_bias=_logit_bias(tensors, tokenizer, limits),
-        bad_words=_bad_words(tensors, tokenizer),
+        bad_words=_bad_words(tensors, tokenizer, limits),
         min_tokens=min_tokens,
         seed=secrets.randbits(64) if seed is None else int(seed),
     )
@@ -201,21 +203,39 @@ def _logit_bias(tensors: Tensors, tokenizer: Tokenizer, limits: ServingLimits) -
         )
     bias: dict[int, float] = {}
     for word, weight in zip(words, weights, strict=True):
-        if math.isnan(weight):
-            raise RequestError("embedding_bias_weights", f"the weight of {word!r} is not a number")
+        if not math.isfinite(weight):
+            raise RequestError("embedding_bias_weights", f"the weight of {word!r} is {weight}", "Send a finite number")
         for token in tokenizer.encode(word, add_special_tokens=False).ids:
-            if token < limits.vocab_size:
+            if token < limits.num_token_ids:
                 bias[token] = bias.get(token, 0.0) + weight
     return bias
 
 
-def _bad_words(tensors: Tensors, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word as the tokenizer spells it at the start of a text and after a space."""
+def _stop_words(tensors: Tensors, tokenizer: Tokenizer) -> tuple[tuple[str, ...], frozenset[int]]:
+    """Words to look for in the text, and ids to look for in its place: special tokens are no part of the text."""
+    words = [word for word in _strings(tensors, "stop_words") if word]
+    special = {word: _special_id(tokenizer, word) for word in words}
+    return (
+        tuple(word for word in words if special[word] is None),
+        frozenset(token for token in special.values() if token is not None),
+    )
+
+
+def _special_id(tokenizer: Tokenizer, word: str) -> int | None:
+    token = tokenizer.token_to_id(word)
+    if token is None:
+        return None
+    added = tokenizer.get_added_tokens_decoder().get(token)
+    return token if added is not None and added.special else None
+
+
+def _bad_words(tensors: Tensors, tokenizer: Tokenizer, limits: ServingLimits) -> tuple[tuple[int, ...], ...]:
+    """Each word as the tokenizer spells it at the start of a text and after a space, if it can be emitted at all."""
     spellings: dict[tuple[int, ...], None] = {}
     for word in _strings(tensors, "bad_words"):
         for text in (word, f" {word}") if word else ():
             spellings[tuple(tokenizer.encode(text, add_special_tokens=False).ids)] = None
-    return tuple(spelling for spelling in spellings if spelling)
+    return tuple(spelling for spelling in spellings if spelling and max(spelling) < limits.num_token_ids)
 
 
 def _stop_ids(tensors: Tensors, limits: ServingLimits, eos_ids: frozenset[int]) -> frozenset[int]:
@@ -223,9 +243,9 @@ def _stop_ids(tensors: Tensors, limits: ServingLimits, eos_ids: frozenset[int]) 
         return frozenset()
     end_id = _integer(tensors, "end_id", minimum=-1)
     if end_id is None:
-        return eos_ids
-    if end_id >= limits.vocab_size:
-        raise RequestError("end_id", f"{end_id} is outside the vocabulary of {limits.vocab_size}")
+        return frozenset(token for token in eos_ids if token < limits.num_token_ids)
+    if end_id >= limits.num_token_ids:
+        raise RequestError("end_id", f"{end_id} is outside the vocabulary of {limits.num_token_ids}")
     return frozenset() if end_id < 0 else frozenset({end_id})
 
 

@@ -56,6 +56,20 @@ def _cells(deployment: LoadedDeployment, options: BenchOptions) -> list[tuple[st
     return [(c.segment, c.concurrency, tuple(c.draft_lens), len(c.requests), len(c.warmup)) for c in plan.cells]
 
 
+def test_the_on_arm_sends_the_plans_k_and_the_most_where_the_plan_is_off(deployment: LoadedDeployment) -> None:
+    """A verdict on K = 1 must come from K = 1; what an off plan misses is measured with all of it."""
+    ranges = [
+        {"min_in_flight": 1, "max_in_flight": 1, "draft_len": 4},
+        {"min_in_flight": 2, "max_in_flight": 4, "draft_len": 1},
+    ]
+    raw = deployment.config.model_dump(mode="json")
+    raw["speculation"]["draft_len_by_in_flight"] = ranges
+    planned = replace(deployment, config=DeploymentConfig.model_validate(raw))
+    plan = plan_bench(planned, BenchOptions(BUDGETS["quick"], segments=("chat",), concurrencies=(1, 4, 8)), str)
+    assert [(cell.concurrency, cell.draft_lens[Arm.ON]) for cell in plan.cells] == [(1, 4), (4, 1), (8, 4)]
+    assert plan.notes["K of the on arm, by the plan"] == "chat at 4: 1"
+
+
 def test_quick_takes_two_segments_at_one_and_four(deployment: LoadedDeployment) -> None:
     plan = plan_bench(deployment, BenchOptions(BUDGETS["quick"]), str)
     both = (Arm.OFF, Arm.ON)

@@ -115,6 +115,8 @@ def test_arms_must_be_what_they_claim() -> None:
     check = integrity.check_drafting(_arm(Arm.OFF, 9) + lazy)
     assert check.status is Status.FAIL
     assert "off:load" in check.detail
+    idle = [r.model_copy(update={"num_draft_tokens": 0, "speculation": "on"}) for r in _arm(Arm.ON, 9)]
+    assert integrity.check_drafting(_arm(Arm.OFF, 9) + idle).status is Status.INCONCLUSIVE
     eager = [r.model_copy(update={"num_draft_tokens": 2}) for r in _arm(Arm.OFF, 9)]
     assert "off arm drafted" in integrity.check_drafting(eager + _arm(Arm.ON, 9)).detail
 

@@ -15,9 +15,14 @@ class DraftModelDrafter:
     the last one is compared with the row's text, so no feedback about acceptance is needed and none can be missed.
     """
 
-    def __init__(self, model: DecoderModel, *, num_slots: int, num_token_ids: int | None = None) -> None:
-        """`num_token_ids` is the target's tokenizer length: ids beyond it are padding rows, never proposed."""
+    def __init__(
+        self, model: DecoderModel, *, num_slots: int, prefill_chunk: int = 256, num_token_ids: int | None = None
+    ) -> None:
+        """`num_token_ids` is the target's tokenizer length: ids beyond it are padding rows, never proposed. A row that
+        is behind, because nothing was drafted for it for a while, reads `prefill_chunk` tokens a step until it is not.
+        """
         self._model = model
+        self._prefill_chunk = prefill_chunk
         self._num_token_ids = model.vocab_size if num_token_ids is None else num_token_ids
         self._cache = model.new_cache(num_slots)
         self._cached: dict[int, list[int]] = {}  # slot -> tokens whose keys and values are in the cache
@@ -26,7 +31,7 @@ class DraftModelDrafter:
     def prefill(self, slot: int, token_ids: Sequence[int]) -> None:
         """Read the prompt as far as the target has, so that the first draft need not."""
         cached = self._cached.setdefault(slot, [])
-        pending = list(token_ids[len(cached) : self._model.max_seq_len])
+        pending = list(token_ids[len(cached) : self._model.max_seq_len])[: self._prefill_chunk]
         if pending:
             self._model.forward(pending, [Span(0, len(pending), slot, len(cached))], [], self._cache)
             cached.extend(pending)
@@ -38,7 +43,11 @@ class DraftModelDrafter:
         for index, row in enumerate(rows):
             # Position len(token_ids) - 1 + draft_len - 1 is the last one this row would write.
             if row.draft_len and len(row.token_ids) + row.draft_len - 1 <= self._model.max_seq_len:
-                pending[index] = self._pending(row)
+                unread = self._pending(row)
+                if len(unread) <= self._prefill_chunk:
+                    pending[index] = unread
+                else:
+                    self.prefill(row.slot, row.token_ids)
         while pending:
             for index, token in zip(list(pending), self._next_tokens(rows, pending), strict=True):
                 drafts[index].append(token)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 
 from specdeploy.contract import DeploymentPlan, Method
 from specdeploy.errors import RequestError, SpecDeployError
@@ -21,6 +20,7 @@ from specdeploy.runtime.request import GenerationRequest, RowUpdate
 from specdeploy.serving.adapters.base import Sink
 from specdeploy.serving.request import ServingRequest
 from specdeploy.serving.router import route
+from specdeploy.serving.tokenizer import count_token_ids, load_tokenizer
 
 _WAITING_ASKED_PER_STEP = 8
 
@@ -101,14 +101,14 @@ class TorchAdapter:
             try:
                 self._cancel_gone(engine)
                 for update in engine.step():
-                    self._deliver(update)
+                    self._deliver(engine, update)
             except Exception:
                 # A bug, or memory ran out. Every request in flight gets an answer, and the server lives on.
                 _log.exception("engine step failed")
+                engine.reset()  # first: what the sinks report of the load is then true
                 self._fail_all(f"the engine failed: {traceback.format_exc(limit=0).strip()}")
-                engine.reset()
-        self._fail_all("the server is shutting down")
         engine.reset()
+        self._fail_all("the server is shutting down")
 
     def _receive(self, engine: Engine) -> bool:
         """Move requests from the inbox to the engine; blocks while there is nothing to do. False = stop."""
@@ -130,14 +130,21 @@ class TorchAdapter:
             engine.submit(self._generation_request(request_id, request, sink))
             self._sinks[request_id] = sink
         except RequestError as error:
-            sink.fail(str(error))
+            _fail(sink, str(error))
         return True
 
-    def _deliver(self, update: RowUpdate) -> None:
+    def _deliver(self, engine: Engine, update: RowUpdate) -> None:
+        """One client that cannot be answered must not take the others with it."""
         sink = self._sinks[update.request_id]
         if update.finish_reason is not None:
             del self._sinks[update.request_id]
-        sink.deliver(update)
+        try:
+            sink.deliver(update)
+        except Exception as error:
+            _log.exception("answering request %s failed", update.request_id)
+            self._sinks.pop(update.request_id, None)
+            engine.cancel(update.request_id)
+            _fail(sink, f"the answer could not be sent: {error!r}")
 
     def _generation_request(self, request_id: str, request: ServingRequest, sink: Sink) -> GenerationRequest:
         routed = route(self.plan, segment=request.segment, num_draft_tokens=request.num_draft_tokens)
@@ -155,9 +162,8 @@ class TorchAdapter:
     def _cancel_gone(self, engine: Engine) -> None:
         for request_id in [name for name in self._to_ask(engine) if self._sinks[name].is_cancelled()]:
             update = engine.cancel(request_id)
-            sink = self._sinks.pop(request_id)
             if update is not None:
-                sink.deliver(update)
+                self._deliver(engine, update)
 
     def _to_ask(self, engine: Engine) -> list[str]:
         """Whom to ask whether they are gone: every row, and some of the waiting in turn. Asking Triton costs about
@@ -170,7 +176,15 @@ class TorchAdapter:
     def _fail_all(self, message: str) -> None:
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
-            sink.fail(message)
+            _fail(sink, message)
+
+
+def _fail(sink: Sink, message: str) -> None:
+    """Tell a client that its request failed. This thread lives on even when that cannot be sent."""
+    try:
+        sink.fail(message)
+    except Exception:
+        _log.exception("reporting a failed request failed")
 
 
 def _load_engine(build: CurrentBuild, engines_root: Path) -> Engine:
@@ -180,8 +194,7 @@ def _load_engine(build: CurrentBuild, engines_root: Path) -> Engine:
     serving = config.serving
     target = engines_root / build.target_folder
     model = DecoderModel(target, dtype=dtype, device=device, max_seq_len=serving.max_seq_len)
-    vocabulary = Tokenizer.from_file(str(target / "tokenizer.json")).get_vocab(with_added_tokens=True)
-    num_token_ids = max(vocabulary.values()) + 1  # not the count: some vocabularies leave ids out
+    num_token_ids = count_token_ids(load_tokenizer(target))
     return Engine(
         model,
         _load_drafter(build, engines_root, dtype, device, num_token_ids),
@@ -201,5 +214,10 @@ def _load_drafter(
     if config.speculation.method is Method.DRAFT_MODEL and build.draft_folder is not None:
         folder = engines_root / build.draft_folder
         draft = DecoderModel(folder, dtype=dtype, device=device, max_seq_len=config.serving.max_seq_len)
-        return DraftModelDrafter(draft, num_slots=config.serving.max_rows, num_token_ids=num_token_ids)
+        return DraftModelDrafter(
+            draft,
+            num_slots=config.serving.max_rows,
+            prefill_chunk=config.serving.prefill_chunk,
+            num_token_ids=num_token_ids,
+        )
     raise SpecDeployError(f"speculation.method: {config.speculation.method} is not served by the torch lane")

@@ -104,6 +104,16 @@ def test_context_beyond_the_checkpoint_is_refused(target_folder: Path) -> None:
         load(target_folder, max_seq_len=1024)
 
 
+def test_yarn_extends_the_context_and_equals_transformers(tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+    folder = make_checkpoint(tmp_path, rope_parameters=rope, max_positions=16)
+    model = load(folder, max_seq_len=64)
+    logits = model.forward(TOKENS * 2, [Span(0, 24, 0, 0)], range(24), model.new_cache(1))
+    torch.testing.assert_close(logits, reference_logits(folder, TOKENS * 2), atol=2e-4, rtol=1e-4)
+    with pytest.raises(CheckpointError, match="max_position_embeddings: 64 is below"):
+        load(folder, max_seq_len=65)
+
+
 def test_sliding_window_below_the_context_is_refused(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, architecture="mistral", sliding_window=32)
     with pytest.raises(CheckpointError, match="sliding_window: 32"):

@@ -97,3 +97,11 @@ def test_random_numbers_depend_on_seed_and_position_alone() -> None:
     values = {uniform_at(seed, position) for seed in (0, 1, 2**64 - 1) for position in range(50)}
     assert len(values) == 150
     assert all(0 <= value < 1 for value in values)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-45])
+def test_a_tiny_temperature_is_greedy_not_garbage(temperature: float) -> None:
+    logits = LOGITS.roll(2)
+    for seed in range(5):
+        params = SamplingParams(temperature=temperature, seed=seed)
+        assert choose_token(logits, params, 0) == int(logits.argmax())

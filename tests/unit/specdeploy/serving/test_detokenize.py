@@ -84,3 +84,18 @@ def test_stop_strings_before_min_tokens_do_not_stop() -> None:
     stops = [output.accept(token) for token in ids]
     assert stops.index(True) == len(ids) - 2
     assert output.take_delta(is_final=True) == "a b a "
+
+
+@pytest.mark.parametrize("burst", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_stop_string_passed_over_before_min_tokens_stays_passed_over(burst: int, streams: bool) -> None:
+    """However many tokens a step brings and whether anything is delivered meanwhile."""
+    output = OutputText(TOKENIZER, ("\n", "Observation:"), min_tokens=5)
+    ids = [TOKENIZER.encode(character).ids[0] for character in "ab\ncdefgh"]
+    shown = ""
+    for start in range(0, len(ids), burst):
+        for token in ids[start : start + burst]:
+            assert not output.accept(token)
+        if streams:
+            shown += output.take_delta(is_final=False)
+    assert shown + output.take_delta(is_final=True) == "ab\ncdefgh"

@@ -239,8 +239,23 @@ def test_an_engine_failure_answers_everyone_and_the_server_lives_on(
         model.execute(items)
         assert all(item.sender.done.wait(20) for item in items)
         assert all("ZeroDivisionError" in item.sender.responses[-1].error for item in items)
+        assert metric("specdeploy_kv_rows_in_use", deployment="tiny") == 0
     assert value(answer(model, request())[-1], "output_token_count") == 12
     assert engine.num_slots_in_use == 0
+
+
+def test_a_client_that_cannot_be_answered_takes_no_other_with_it(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, neighbour = request(stream=True, max_tokens=40), request(stream=True, max_tokens=40)
+
+    def refuse(response: Any, flags: int = 0) -> None:
+        raise RuntimeError("no shared memory")
+
+    monkeypatch.setattr(broken.sender, "send", refuse)
+    model.execute([broken, neighbour])
+    assert neighbour.sender.done.wait(20)
+    assert value(neighbour.sender.responses[-1], "output_token_count") == 40
+    assert value(answer(model, request())[-1], "output_token_count") == 12
+    assert metric("specdeploy_kv_rows_in_use", deployment="tiny") == 0
 
 
 def test_shutting_down_answers_what_is_in_flight(module: Any) -> None:

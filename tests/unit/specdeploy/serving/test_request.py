@@ -11,7 +11,7 @@ from specdeploy.errors import RequestError
 from specdeploy.serving.request import ServingLimits, ServingRequest, parse_request
 
 TOKENIZER = make_tokenizer()
-LIMITS = ServingLimits(max_seq_len=64, vocab_size=TOKENIZER.get_vocab_size(), longest_token_bytes=8)
+LIMITS = ServingLimits(max_seq_len=64, num_token_ids=TOKENIZER.get_vocab_size(), longest_token_bytes=8)
 
 
 def strings(*values: str | bytes) -> np.ndarray[Any, Any]:
@@ -78,6 +78,11 @@ def test_defaults() -> None:
             {"embedding_bias_words": strings("a", "b"), "embedding_bias_weights": np.array([1.0], dtype=np.float32)},
             "embedding_bias_weights: 1 weights for 2",
         ),
+        (
+            {"embedding_bias_words": strings("a"), "embedding_bias_weights": np.array([np.inf], dtype=np.float32)},
+            "embedding_bias_weights: the weight of 'a' is inf",
+        ),
+        ({"end_id": TOKENIZER.get_vocab_size()}, "end_id: "),
         ({"stop_words": strings(b"\xfe")}, "stop_words: not valid UTF-8"),
     ],
 )
@@ -163,3 +168,24 @@ def test_neutral_values_of_stock_clients_are_accepted() -> None:
     )
     assert request.stop_strings == ()
     assert request.sampling.bad_words == ()
+
+
+def test_ids_that_cannot_be_emitted_reach_no_logits() -> None:
+    """A padded vocabulary or a short embedding: such an id would index beyond the logits of the whole batch."""
+    limits = ServingLimits(max_seq_len=64, num_token_ids=100, longest_token_bytes=8)
+    arrays = {"text_input": strings("a"), "max_tokens": np.array([4]), "min_tokens": np.array([1])}
+    arrays |= {
+        "bad_words": strings("z", "~"),
+        "embedding_bias_words": strings("~"),
+        "embedding_bias_weights": np.ones(1, np.float32),
+    }
+    request = parse_request(arrays, TOKENIZER, limits, frozenset({EOS_ID, 250}))
+    assert request.stop_ids == {EOS_ID}
+    assert all(max(word) < 100 for word in request.sampling.bad_words)
+    assert all(token < 100 for token in request.sampling.logit_bias)
+
+
+def test_a_special_token_as_stop_word_is_a_stop_id() -> None:
+    request = parse(stop_words=strings("<|bot|>", "the"), ignore_eos=True)
+    assert request.stop_ids == {TOKENIZER.token_to_id("<|bot|>")}
+    assert request.stop_strings == ("the",)

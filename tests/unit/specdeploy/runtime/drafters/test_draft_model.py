@@ -37,3 +37,14 @@ def test_rows_beyond_the_drafts_context_get_none(draft: DecoderModel) -> None:
     text = list(range(draft.max_seq_len - 2))
     assert len(drafter.propose([DraftRow(0, text, 3)])[0]) == 3
     assert drafter.propose([DraftRow(0, [*text, 1, 2, 3], 3)]) == [[]]
+
+
+def test_a_row_that_is_far_behind_catches_up_in_chunks(draft: DecoderModel) -> None:
+    """Nothing was drafted for it while the load was high; reading it all at once would stall the other rows."""
+    drafter = DraftModelDrafter(draft, num_slots=2, prefill_chunk=8)
+    text = list(range(30, 60))
+    rows = [DraftRow(0, text, 3), DraftRow(1, [5, 6], 2)]
+    expected = [greedy(draft, text, 3), greedy(draft, [5, 6], 2)]
+    for _ in range(3):
+        assert drafter.propose(rows) == [[], expected[1]]
+    assert drafter.propose(rows) == expected
