@@ -142,8 +142,10 @@ class CheckpointInfo(ContractModel):
 
     `reference` as the user wrote it, `folder` where it lies. `num_parameters` counts stored elements of all tensors
     when `parameters_from` is "headers", else follows from the sizes in config.json; `num_active_parameters` are those
-    that one token uses (equal for dense models; MTP modules are in neither). `num_bytes` of the tensors on disk;
-    `stored_dtypes` safetensors dtype -> bytes. `kv_elements_per_token` over all layers, K and V (for MLA its latent);
+    that one token uses (equal for dense models, None where the experts are unclear). Parts that are not the text
+    decoder are in neither: `left_out_parameters` counts them by their prefix ("mtp", "model.visual"). `num_bytes` of
+    the tensors on disk; `stored_dtypes` safetensors dtype -> bytes. `kv_elements_per_token` over all layers that cache,
+    K and V (for MLA its latent), None where it is unclear which of them do;
     `kv_bytes_per_token` = that many elements of `kv_dtype`, the checkpoint's own dtype unless it quantises its cache.
     `not_found` facts that no known key states, with the keys looked for. `head` is set for every kind but causal_lm.
     """
@@ -163,6 +165,7 @@ class CheckpointInfo(ContractModel):
     num_parameters: NonNegativeInt | None = None
     num_active_parameters: NonNegativeInt | None = None
     parameters_from: Literal["headers", "config"] | None = None
+    left_out_parameters: dict[str, NonNegativeInt] = Field(default_factory=dict)
     num_bytes: NonNegativeInt | None = None
     dtype: str | None = None
     stored_dtypes: dict[str, int] = Field(default_factory=dict)
@@ -186,7 +189,8 @@ class CheckpointInfo(ContractModel):
 
 
 class Severity(StrEnum):
-    """`info` a fact worth knowing, `warning` needs a person's consent (`--allow`), `failure` never does."""
+    """`info` a fact worth knowing; `warning` is printed and recorded, and some need a person's consent to build
+    (`pair_findings.CONSENT_CODES`); `failure` forbids the build."""
 
     INFO = "info"
     WARNING = "warning"

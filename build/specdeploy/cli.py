@@ -61,9 +61,16 @@ StateRoot = Annotated[Path, typer.Option(help="Where logs and state of running s
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, do nothing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
-Strict = Annotated[bool, typer.Option("--strict", help="Warnings about target and draft count as failures.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Every warning that --allow does not name is a failure.")]
 Allow = Annotated[
-    list[str] | None, typer.Option(help="Code of a warning to accept, repeatable; failures cannot be accepted.")
+    list[str] | None, typer.Option(help="With --strict: code of a warning to let pass, repeatable. Never a failure.")
+]
+AllowBuild = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Code of a warning to accept, repeatable. Needed for those that predict a loss nobody would see, with "
+        "--strict for all; the others are printed and recorded. Failures cannot be accepted."
+    ),
 ]
 
 CONFIGS = Path("configs")
@@ -111,11 +118,12 @@ def inspect(
 ) -> None:
     """Prove from files alone that a draft fits its target; exit code 1 names every misfit."""
     from specdeploy.builders.pair import inspect_deployment
-    from specdeploy.checkpoint.pair import PairSettings, blocking_findings, inspect_pair
+    from specdeploy.checkpoint.pair import PairSettings, blocking_findings, check_allowed_codes, inspect_pair
     from specdeploy.checkpoint.pair_table import render_pair
 
     if (deployment is None) == (target is None):
         raise typer.BadParameter("name either a deployment or --target DIR [--draft DIR]")
+    check_allowed_codes(allow or ())
     if deployment is not None:
         if (draft, method, lane, max_seq_len) != (None, None, None, None):
             raise typer.BadParameter("--draft, --method, --lane and --max-seq-len are the deployment's to say")
@@ -171,16 +179,19 @@ def verify_manifest(
     engines_root: EnginesRoot = ENGINES,
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte of a build again and compare it with its manifest; exit code 0 only if nothing changed."""
-    from specdeploy.manifest import load_current_build, load_manifest, verify_build
+    """Read every byte of a build again and compare it with its manifest; exit code 0 only if nothing changed.
 
-    build_id, manifest_sha256 = reference, None
-    if not (engines_root / reference).is_dir():
-        current = load_current_build(engines_root, reference)
-        build_id, manifest_sha256 = current.build_id, current.manifest_sha256
+    The manifest itself is compared with what every deployment that points to the build recorded of it.
+    """
+    from specdeploy.manifest import build_of_reference, load_manifest, verify_build
+
+    try:
+        build_id = build_of_reference(engines_root, reference)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     num_bytes = sum(file.num_bytes for file in load_manifest(engines_root, build_id).files)
     with _counting(f"hashing {build_id}", num_bytes, quiet=as_json) as on_bytes:
-        found = verify_build(engines_root, build_id, manifest_sha256=manifest_sha256, on_bytes=on_bytes)
+        found = verify_build(engines_root, build_id, on_bytes=on_bytes)
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
     else:
@@ -205,12 +216,14 @@ def build(
     configs_root: ConfigsRoot = CONFIGS,
     engines_root: EnginesRoot = ENGINES,
     strict: Strict = False,
-    allow: Allow = None,
+    allow: AllowBuild = None,
     dry_run: DryRun = False,
 ) -> None:
     """Make the engines of a deployment, or reuse them, and point the deployment to them.
 
-    A target and draft that do not fit are refused before anything is built.
+    A target and draft that do not fit are refused before anything is built. So is a pair with a warning that predicts
+    a loss nobody would see, such as draft-too-costly, until --allow names its code. Every other warning is printed and
+    recorded in the manifest. A reused build keeps the record of its first time; the findings of now are printed.
     """
     from specdeploy.builders.dispatch import build_deployment, describe_build
     from specdeploy.builders.pair import Consent
@@ -222,8 +235,10 @@ def build(
         return
     started = time.monotonic()
     result = build_deployment(loaded, engines_root, report=_say, consent=consent)
+    if result.reused:
+        _say(f"The manifest keeps what was recorded when it was built ({result.manifest.created_at}):")
     for check in result.manifest.checks:
-        _say(f"checked {check.name}: {check.detail}")
+        _say(f"{'recorded' if result.reused else 'checked'} {check.name}: {check.detail}")
     verb = "reused" if result.reused else f"built in {time.monotonic() - started:.1f} s"
     _say(f"{loaded.config.name}: {result.build_folder} ({verb})")
 

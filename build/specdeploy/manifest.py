@@ -8,7 +8,9 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypeVar
@@ -23,6 +25,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 MANIFEST_NAME = "manifest.json"
 BUILD_ID_LENGTH = 16
 _READ_ONLY = 0o444
+_BUILD_ID = re.compile(rf"[0-9a-f]{{{BUILD_ID_LENGTH}}}")
 
 
 class CurrentBuild(ContractModel):
@@ -89,14 +92,27 @@ def write_json_atomically(path: Path, model: BaseModel) -> None:
 
 
 def sha256_file(path: Path, chunk: int = 1 << 20, on_bytes: Callable[[int], None] | None = None) -> str:
-    """SHA-256 of a file in hex, read `chunk` bytes at a time; `on_bytes` is told the size of each piece read."""
+    """SHA-256 of a file in hex, read `chunk` bytes at a time; `on_bytes` is told the size of each piece read.
+
+    Raises `BuildError` when it cannot be read to its end.
+    """
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(chunk):
-            digest.update(block)
-            if on_bytes is not None:
-                on_bytes(len(block))
+    try:
+        with path.open("rb") as file:
+            while block := file.read(chunk):
+                digest.update(block)
+                if on_bytes is not None:
+                    on_bytes(len(block))
+    except OSError as error:
+        raise _unreadable(path, error) from error
     return digest.hexdigest()
+
+
+def _unreadable(path: Path, error: OSError) -> BuildError:
+    reason = error.strerror or str(error)
+    return BuildError(
+        f"{error.filename or path}: cannot be read ({reason}). Make it readable for this user, then repeat"
+    )
 
 
 def hash_folder(folder: Path) -> tuple[FileDigest, ...]:
@@ -164,28 +180,121 @@ def verify_build(
 ) -> ManifestVerification:
     """Read every byte of a build again and compare it with the manifest; every difference is named.
 
-    `manifest_sha256` is what the manifest itself must hash to, where the deployment's pointer recorded it. Raises
-    `BuildError` when the manifest is missing or cannot be read.
+    The manifest itself must hash to what every deployment that points to the build recorded, and to `manifest_sha256`
+    where given. A symbolic link is no part of a build. Raises `BuildError` when the manifest is missing or anything
+    cannot be read.
     """
     folder = engines_root / build_id
     manifest = load_manifest(engines_root, build_id)
     changed, missing = [], []
     for file in manifest.files:
-        path = folder / file.path
-        if not _is_below(file.path) or not path.is_file():
+        status = _status_of(folder / file.path) if _is_below(file.path) else None
+        if status is None or stat.S_ISDIR(status.st_mode):
             missing.append(file.path)
-        elif path.stat().st_size != file.num_bytes or sha256_file(path, on_bytes=on_bytes) != file.sha256:
+        elif (
+            not stat.S_ISREG(status.st_mode)
+            or status.st_size != file.num_bytes
+            or sha256_file(folder / file.path, on_bytes=on_bytes) != file.sha256
+        ):
             changed.append(file.path)
-    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    faults = _manifest_faults(folder / MANIFEST_NAME, manifest, manifest_sha256)
+    faults += find_other_manifest(engines_root, build_id)
+    present = _names_below(folder)
     return ManifestVerification(
         build_id=build_id,
         num_files=len(manifest.files),
         num_bytes=sum(file.num_bytes for file in manifest.files),
-        manifest=tuple(_manifest_faults(folder / MANIFEST_NAME, manifest, manifest_sha256)),
+        manifest=tuple(faults),
         changed=tuple(changed),
         missing=tuple(missing),
         surplus=tuple(sorted(present - {file.path for file in manifest.files} - {MANIFEST_NAME})),
     )
+
+
+def _status_of(path: Path) -> os.stat_result | None:
+    """Of the path itself, not of what a link names; None = not there."""
+    try:
+        return path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _names_below(folder: Path) -> set[str]:
+    """Relative POSIX paths of everything that is no folder; links are named, not followed."""
+
+    def stop(error: OSError) -> None:
+        raise _unreadable(folder, error) from error
+
+    names = set()
+    for place, folders, files in os.walk(folder, onerror=stop):
+        links = [name for name in folders if (Path(place) / name).is_symlink()]
+        names |= {(Path(place) / name).relative_to(folder).as_posix() for name in (*files, *links)}
+    return names
+
+
+def recorded_manifests(engines_root: Path, build_id: str) -> dict[str, str]:
+    """Deployment -> SHA-256 of the manifest, as recorded by every `engines/<deployment>.json` that names the build."""
+    return {
+        path.stem: str(pointer["manifest_sha256"])
+        for path, pointer in _pointers(engines_root, build_id)
+        if pointer.get("manifest_sha256") is not None
+    }
+
+
+def find_other_manifest(engines_root: Path, build_id: str) -> list[str]:
+    """Per deployment that recorded another manifest of the build than the one on disk, a sentence that says so."""
+    recorded = recorded_manifests(engines_root, build_id)
+    if not recorded:
+        return []
+    found = sha256_file(engines_root / build_id / MANIFEST_NAME)
+    return [
+        f"its bytes are not those that deployment {deployment} recorded after the build"
+        for deployment, digest in sorted(recorded.items())
+        if digest != found
+    ]
+
+
+def record_new_manifest(engines_root: Path, build_id: str) -> None:
+    """After a build was made again: every deployment that points to it records the manifest that is there now.
+
+    Never to be called for a build that was only found: what was recorded before is the proof against an edit.
+    """
+    found = sha256_file(engines_root / build_id / MANIFEST_NAME)
+    for path, pointer in _pointers(engines_root, build_id):
+        if pointer.get("manifest_sha256") not in (None, found):
+            text = json.dumps({**pointer, "manifest_sha256": found}, indent=2, ensure_ascii=False)
+            write_text_atomically(path, text + "\n")
+
+
+def _pointers(engines_root: Path, build_id: str) -> list[tuple[Path, dict[str, object]]]:
+    """The pointer files that name a build. One that cannot be read as JSON points nowhere."""
+    found = []
+    for path in sorted(engines_root.glob("*.json")):
+        if not is_valid_name(path.stem):
+            continue
+        try:
+            pointer = json.loads(path.read_bytes())
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(pointer, dict) and pointer.get("build_id") == build_id:
+            found.append((path, pointer))
+    return found
+
+
+def build_of_reference(engines_root: Path, reference: str) -> str:
+    """The build id that a person named: itself, or a deployment that points to it.
+
+    Raises `ValueError` for what can be neither, `BuildError` for what was never built.
+    """
+    if _BUILD_ID.fullmatch(reference) and not current_exists(engines_root, reference):
+        return reference
+    if not is_valid_name(reference):
+        raise ValueError(f"'{reference}' is neither a build id ({BUILD_ID_LENGTH} hex digits) nor a deployment name")
+    return load_current_build(engines_root, reference).build_id
 
 
 def _is_below(name: str) -> bool:
@@ -196,7 +305,7 @@ def _is_below(name: str) -> bool:
 
 def _manifest_faults(path: Path, manifest: EngineManifest, manifest_sha256: str | None) -> list[str]:
     """What gives a manifest away that was edited after the build."""
-    faults = []
+    faults = ["it is a symbolic link"] if path.is_symlink() else []
     expected = build_id_of(manifest.lane, manifest.checkpoints, manifest.versions)
     if manifest.build_id != expected:
         faults.append(f"its lane, sources and versions make build {expected}, not {manifest.build_id}")
@@ -224,6 +333,11 @@ def current_build_path(engines_root: Path, deployment: str) -> Path:
     if not is_valid_name(deployment):
         raise BuildError(f"'{deployment}' is not a deployment name.")
     return engines_root / f"{deployment}.json"
+
+
+def current_exists(engines_root: Path, deployment: str) -> bool:
+    """Whether a deployment of this name was ever built."""
+    return is_valid_name(deployment) and (engines_root / f"{deployment}.json").is_file()
 
 
 def write_current_build(engines_root: Path, build: CurrentBuild) -> None:

@@ -13,6 +13,7 @@ import pytest
 from helpers.deployment_files import write_deployment
 from helpers.tiny_checkpoint import make_checkpoint
 from specdeploy.builders.dispatch import build_deployment
+from specdeploy.builders.pair import Consent
 from specdeploy.config.load import LoadedDeployment, load_deployment
 from specdeploy.packager.repository import pack_repository
 from specdeploy.serving.launch import plan_launch
@@ -94,7 +95,9 @@ def deploy(root: Path, name: str, overrides: dict[str, Any] | None = None) -> De
     lines = [f'{{"id": "p{i}", "prompt": "item {i} then item {i} then item {i}"}}\n' for i in range(24)]
     (path.parent / "prompts.jsonl").write_text("".join(lines))
     loaded = load_deployment(path, root / "configs")
-    build_deployment(loaded, root / "engines", report=lambda line: None)
+    # Drafts here are there to be tested, not to pay.
+    consent = Consent(allow=("draft-too-costly",))
+    build_deployment(loaded, root / "engines", report=lambda line: None, consent=consent)
     pack_repository(loaded.config, root / "triton_repo")
     plan = plan_launch(loaded, engines_root=root / "engines", repo_root=root / "triton_repo", state_root=root / "state")
     state, _ = start_server(plan, timeout_s=90.0, on_wait=lambda seconds: None)

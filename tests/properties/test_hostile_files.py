@@ -15,7 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 
-from helpers.fabricated_checkpoints import SMALL, byte_level_tokenizer, eagle3_config, eagle3_tensors, header_bytes
+from helpers.fabricated_checkpoints import (
+    SMALL,
+    byte_level_tokenizer,
+    eagle3_config,
+    eagle3_tensors,
+    header_bytes,
+    llama_config,
+    llama_tensors,
+    write_weights,
+)
 from specdeploy.checkpoint.info import inspect_checkpoint
 from specdeploy.checkpoint.json_text import parse_json_object
 from specdeploy.checkpoint.safetensors_header import read_header, read_weight_files
@@ -181,10 +190,39 @@ def test_config_with_any_value_of_any_key(folder: Path, data: st.DataObject) -> 
             file.truncate(len(header) + num_bytes)
     config = eagle3_config(SMALL, "modelopt", draft_vocab=100)
     more = ["quantization_config", "kv_lora_rank", "num_experts", "num_experts_per_tok", "layer_types", "text_config"]
+    more += ["speculators_config", "transformer_layer_config", "target_hidden_size", "num_aux_layers"]
     changed = data.draw(st.dictionaries(st.sampled_from([*config, *more]), values, min_size=1, max_size=3))
     (place / "config.json").write_text(json.dumps({**config, **changed}))
     (place / "generation_config.json").write_text(json.dumps({"eos_token_id": data.draw(values)}))
     (place / "tokenizer_config.json").write_text(json.dumps({"chat_template": data.draw(values)}))
+    with bounded():
+        inspect_checkpoint(place)
+
+
+# Numbers that are right for JSON and wrong for a model: loops and shifts over them would never end.
+huge = st.one_of(
+    st.integers(-2, 40),
+    st.integers(1, 20).map(lambda exponent: 10**exponent),
+    st.integers(0, 70).map(lambda bit: 1 << bit),
+)
+COUNTS = (
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "vocab_size"),
+    *("intermediate_size", "num_experts", "num_experts_per_tok", "n_shared_experts", "moe_intermediate_size"),
+    *("first_k_dense_replace", "decoder_sparse_step", "moe_layer_freq", "expert_layer_period", "expert_layer_offset"),
+    *("full_attention_interval", "attn_layer_period", "attn_layer_offset", "num_nextn_predict_layers"),
+    *("kv_lora_rank", "qk_rope_head_dim", "medusa_num_heads", "medusa_num_layers", "mlp_only_layers"),
+)
+
+
+@QUICK
+@given(counts=st.dictionaries(st.sampled_from(COUNTS), huge, min_size=1, max_size=8), has_weights=st.booleans())
+def test_config_with_large_numbers(folder: Path, counts: dict[str, int], has_weights: bool) -> None:
+    place = folder / f"numbered-{has_weights}"
+    if not place.is_dir():
+        place.mkdir()
+        if has_weights:
+            write_weights(place, llama_tensors(SMALL))
+    (place / "config.json").write_text(json.dumps({**llama_config(SMALL), **counts}))
     with bounded():
         inspect_checkpoint(place)
 

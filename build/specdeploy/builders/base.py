@@ -17,7 +17,15 @@ from filelock import FileLock, Timeout
 
 from specdeploy.contract import BuildCheck, CheckpointSource, EngineManifest, Lane
 from specdeploy.errors import BuildError, SpecDeployError
-from specdeploy.manifest import MANIFEST_NAME, build_id_of, hash_folder, load_manifest, write_manifest
+from specdeploy.manifest import (
+    MANIFEST_NAME,
+    build_id_of,
+    find_other_manifest,
+    hash_folder,
+    load_manifest,
+    record_new_manifest,
+    write_manifest,
+)
 
 STAGING = ".staging"
 LOCK = ".build.lock"
@@ -70,7 +78,10 @@ class BuildResult:
 
 
 def run_build(recipe: BuildRecipe, engines_root: Path, report: Report) -> BuildResult:
-    """Give the build of `recipe`: the one that is there, if undamaged, or a new one."""
+    """Give the build of `recipe`: the one that is there, if undamaged, or a new one.
+
+    Raises `BuildError` when the manifest of the one that is there was edited since a deployment recorded it.
+    """
     engines_root.mkdir(parents=True, exist_ok=True)
     with _locked(engines_root, report):
         staging_root = engines_root / STAGING
@@ -79,6 +90,7 @@ def run_build(recipe: BuildRecipe, engines_root: Path, report: Report) -> BuildR
         if build_folder.exists():
             damages = find_damages(engines_root, recipe.build_id)
             if not damages:
+                _check_recorded(engines_root, recipe.build_id)
                 return BuildResult(load_manifest(engines_root, recipe.build_id), build_folder, reused=True)
             report(f"build {recipe.build_id} is damaged ({damages[0]}): building again")
         try:
@@ -86,9 +98,17 @@ def run_build(recipe: BuildRecipe, engines_root: Path, report: Report) -> BuildR
             if build_folder.exists():
                 build_folder.replace(staging_root / f"{recipe.build_id}.damaged")
             (staging_root / recipe.build_id).replace(build_folder)
+            record_new_manifest(engines_root, recipe.build_id)
         finally:
             shutil.rmtree(staging_root, ignore_errors=True)
         return BuildResult(manifest, build_folder, reused=False)
+
+
+def _check_recorded(engines_root: Path, build_id: str) -> None:
+    """Reusing a build never accepts another manifest than the one recorded when it was made."""
+    if faults := find_other_manifest(engines_root, build_id):
+        path = engines_root / build_id / MANIFEST_NAME
+        raise BuildError(f"{path}: {faults[0]}. Remove {path.parent} and run `make engines` again")
 
 
 def find_damages(engines_root: Path, build_id: str) -> list[str]:
@@ -100,10 +120,14 @@ def find_damages(engines_root: Path, build_id: str) -> list[str]:
     damages = []
     for file in manifest.files:
         path = engines_root / build_id / file.path
-        if not path.is_file():
+        try:
+            num_bytes = path.stat().st_size if path.is_file() else None
+        except OSError as error:
+            raise BuildError(f"{path}: cannot be read ({error.strerror}). Make it readable for this user") from error
+        if num_bytes is None:
             damages.append(f"{file.path} is missing")
-        elif path.stat().st_size != file.num_bytes:
-            damages.append(f"{file.path} has {path.stat().st_size} bytes instead of {file.num_bytes}")
+        elif num_bytes != file.num_bytes:
+            damages.append(f"{file.path} has {num_bytes} bytes instead of {file.num_bytes}")
     return damages
 
 

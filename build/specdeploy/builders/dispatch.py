@@ -5,10 +5,13 @@ from pathlib import Path
 from specdeploy.builders.base import BuildResult, Report
 from specdeploy.builders.pair import Consent
 from specdeploy.checkpoint.hf_config import inspect_architecture
+from specdeploy.checkpoint.json_text import ObjectReader, load_json_object
+from specdeploy.checkpoint.model_facts import rope_scaling
+from specdeploy.checkpoint.pair_serving import context_limit
 from specdeploy.config.load import LoadedDeployment
 from specdeploy.contract import Lane, unsupported_reason
 from specdeploy.errors import BuildError, ConfigError, Violation
-from specdeploy.manifest import MANIFEST_NAME, CurrentBuild, sha256_file, write_current_build
+from specdeploy.manifest import MANIFEST_NAME, CurrentBuild, recorded_manifests, sha256_file, write_current_build
 from specdeploy.planner.schedule import plan_from_config
 
 
@@ -19,7 +22,8 @@ def build_deployment(
 
     A pair that does not fit is refused before anything is built; `consent` says which warnings are accepted.
     Relative checkpoint folders start from the folder of the YAML file. The pointer `engines/<deployment>.json` is
-    written afresh every time, because a change of the YAML alone needs no new build.
+    written afresh every time, because a change of the YAML alone needs no new build; the manifest of a reused build is
+    checked against what was recorded of it before.
     """
     _check_lane(loaded)
     from specdeploy.builders.torch import build_torch
@@ -28,13 +32,14 @@ def build_deployment(
     _check_context_length(loaded, result)
     roles = {source.role: source.folder for source in result.manifest.checkpoints}
     build_id = result.manifest.build_id
+    recorded = recorded_manifests(engines_root, build_id)  # all the same, or `run_build` had refused
     current = CurrentBuild(
         deployment=loaded.config.name,
         build_id=build_id,
         target_folder=f"{build_id}/{roles['target']}",
         draft_folder=f"{build_id}/{roles['draft']}" if "draft" in roles else None,
         pair_digest=result.manifest.pair_digest,
-        manifest_sha256=sha256_file(result.build_folder / MANIFEST_NAME),
+        manifest_sha256=next(iter(recorded.values()), None) or sha256_file(result.build_folder / MANIFEST_NAME),
         config_digest=loaded.digest,
         config=loaded.config,
         plan=plan_from_config(loaded.config),
@@ -62,11 +67,14 @@ def _check_lane(loaded: LoadedDeployment) -> None:
 
 
 def _check_context_length(loaded: LoadedDeployment, result: BuildResult) -> None:
-    """The longest request must fit the positions that every checkpoint was trained for."""
+    """The longest request must fit the positions that every checkpoint can use (see `context_limit`)."""
     max_seq_len = loaded.config.serving.max_seq_len
     violations = []
     for source in result.manifest.checkpoints:
-        positions = inspect_architecture(result.build_folder / source.folder).max_position_embeddings
+        folder = result.build_folder / source.folder
+        stated = inspect_architecture(folder).max_position_embeddings
+        path = folder / "config.json"
+        positions = context_limit(stated, rope_scaling(ObjectReader(load_json_object(path), str(path)))) or stated
         if max_seq_len > positions:
             reason = f"{max_seq_len} exceeds the {positions} positions of {source.role} {source.reference}"
             violations.append(Violation(str(loaded.path), "serving.max_seq_len", reason, f"Write at most {positions}"))

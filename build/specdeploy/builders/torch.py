@@ -20,7 +20,7 @@ from specdeploy.builders.base import BuildRecipe, BuildResult, BuildStep, Report
 from specdeploy.builders.pair import Consent, check_pair
 from specdeploy.checkpoint.hf_config import inspect_architecture
 from specdeploy.checkpoint.json_text import load_json_object
-from specdeploy.checkpoint.pair import PairSettings, digest_of_pair, inspect_pair
+from specdeploy.checkpoint.pair import PairSettings, check_allowed_codes, digest_of_pair, inspect_pair
 from specdeploy.checkpoint.source import CheckpointReference, resolve_checkpoint
 from specdeploy.checkpoint_contract import PairReport
 from specdeploy.config.schema import DeploymentConfig
@@ -48,7 +48,10 @@ class _Source:
 def build_torch(
     config: DeploymentConfig, engines_root: Path, base: Path, *, report: Report, consent: Consent | None = None
 ) -> BuildResult:
-    """Build target and, for method draft_model, draft. `base` is where relative checkpoint folders start from."""
+    """Build target and, for method draft_model, draft. `base` is where relative checkpoint folders start from.
+
+    `report` is told the findings of now, also where the build is reused and its manifest keeps those of its first time.
+    """
     recipe = plan_torch_build(config, base, consent)
     for check in recipe.checks:
         report(f"{check.name}: {check.detail}")
@@ -56,14 +59,17 @@ def build_torch(
 
 
 def plan_torch_build(config: DeploymentConfig, base: Path, consent: Consent | None = None) -> BuildRecipe:
-    """Find and check the sources; nothing is written. Raises `CheckpointError` when draft and target do not fit."""
+    """Find and check the sources; nothing is written. Raises `CheckpointError` when draft and target do not fit,
+    or when `consent` lacks a warning that needs it or names a code that no finding has."""
+    consent = consent or Consent()
+    check_allowed_codes(consent.allow)
     target = config.target
     sources = [_Source("target", resolve_checkpoint(target.checkpoint, target.revision, base=base))]
     if (draft := config.speculation.draft) is not None:
         sources.append(_Source("draft", resolve_checkpoint(draft.checkpoint, draft.revision, base=base)))
     checks: tuple[BuildCheck, ...] = ()
     if len(sources) > 1 or sources[0].checkpoint.gguf is None:  # a lone GGUF has nothing to be compared with
-        checks = check_pair(_compare(config, [source.checkpoint for source in sources]), consent or Consent())
+        checks = check_pair(_compare(config, [source.checkpoint for source in sources]), consent)
     converts = any(source.checkpoint.gguf is not None for source in sources)
     versions = {name: importlib.metadata.version(name) for name in _CONVERSION_LIBRARIES} if converts else {}
     versions = {"converter": CONVERTER_VERSION, **versions}

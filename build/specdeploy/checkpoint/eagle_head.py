@@ -50,9 +50,22 @@ _KNOWN_KEYS = frozenset(
     _name_or_path attention_dropout auto_map bos_token_id dtype embed_requires_grad eos_token_id id2label
     initializer_range is_decoder label2id max_window_layers output_attentions output_hidden_states pad_token_id
     position_embedding_type speculators_version target_model_type tokenizer_class torch_dtype transformers_version
-    use_cache use_return_dict""".split()  # noqa: SIM905
+    use_cache use_return_dict
+    add_cross_attention bad_words_ids begin_suppress_tokens chunk_size_feed_forward cross_attention_hidden_size
+    decoder_start_token_id diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id is_encoder_decoder
+    length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
+    output_scores prefix problem_type pruned_heads remove_invalid_values repetition_penalty return_dict
+    return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature tf_legacy_loss
+    tie_encoder_decoder top_k top_p torchscript typical_p use_bfloat16""".split()  # noqa: SIM905
 )
-_EAGLE_CONFIG_KEYS = frozenset({"use_aux_hidden_state", "next_layer_regular", "parallel_draft_step"})
+# Objects beside the flat keys, and the keys that only they have.
+_SECTIONS = {
+    "eagle_config": frozenset({"use_aux_hidden_state", "next_layer_regular", "parallel_draft_step"}),
+    "speculators_config": frozenset({"algorithm", "default_proposal_method", "proposal_methods", "verifier"}),
+    "transformer_layer_config": frozenset[str](),
+}
+_MAX_LAYERS = 10_000
 
 
 def canonical_name(name: str) -> str:
@@ -108,6 +121,20 @@ def layer_config(config: ObjectReader) -> ObjectReader:
     return config.nested("transformer_layer_config") if "transformer_layer_config" in config.content else config
 
 
+def _sections(config: ObjectReader) -> list[ObjectReader]:
+    """The flat config and the objects in it where producers put a head's switches; the first that states one wins."""
+    return [config, *(config.nested(key) for key in _SECTIONS if key in config.content)]
+
+
+def _flag(config: ObjectReader, *names: str) -> bool | None:
+    return next((value for place in _sections(config) if (value := place.flag(*names)) is not None), None)
+
+
+def _size(config: ObjectReader, *names: str, maximum: int = (1 << 53) - 1) -> int | None:
+    sizes = (place.size(*names, maximum=maximum) for place in _sections(config))
+    return next((size for size in sizes if size is not None), None)
+
+
 def read_head_facts(config: ObjectReader, tensors: Mapping[str, TensorEntry]) -> HeadFacts:
     """The head in one record; wrong values in config.json are left in `config.problems`."""
     shapes = {canonical_name(name): entry.shape for name, entry in tensors.items()}
@@ -117,10 +144,10 @@ def read_head_facts(config: ObjectReader, tensors: Mapping[str, TensorEntry]) ->
     fc = shapes.get("fc.weight")
     fc_out, fc_in = fc if fc is not None and len(fc) == 2 else (None, None)
     target_vocab = layers.size("vocab_size") or config.size("vocab_size")
-    draft_vocab = config.size("draft_vocab_size") or layers.size("draft_vocab_size")
+    draft_vocab = _size(config, "draft_vocab_size")
     aux_ids, aux_source = _aux_layer_ids(config)
     num_aux = _num_aux_layers(config, generation, aux_ids, fc_in, hidden)
-    target_hidden = config.size("target_hidden_size")
+    target_hidden = _size(config, "target_hidden_size")
     if target_hidden is None and fc_in is not None:
         parts = num_aux if generation == "v3" else 2
         target_hidden = fc_in // parts if parts and fc_in % parts == 0 else None
@@ -141,7 +168,7 @@ def read_head_facts(config: ObjectReader, tensors: Mapping[str, TensorEntry]) ->
         fc_in_features=fc_in or None,
         fc_out_features=fc_out or None,
         has_fc_bias="fc.bias" in shapes,
-        num_layers=layers.size("num_hidden_layers"),
+        num_layers=layers.size("num_hidden_layers", maximum=_MAX_LAYERS),
         hidden_size=hidden,
         target_hidden_size=target_hidden or None,
         draft_vocab_size=draft_vocab,
@@ -181,14 +208,7 @@ def _generation(shapes: Mapping[str, tuple[int, ...]], hidden: int | None, decla
 def _aux_layer_ids(config: ObjectReader) -> tuple[tuple[int, ...] | None, str | None]:
     """Ids and the key that states them; a second place that says otherwise is named. An empty list is none."""
     found: list[tuple[tuple[int, ...], str]] = []
-    places = [
-        config,
-        *(
-            config.nested(key)
-            for key in ("eagle_config", "speculators_config", "dflash_config")
-            if key in config.content
-        ),
-    ]
+    places = [*_sections(config), *([config.nested("dflash_config")] if "dflash_config" in config.content else [])]
     for place in places:
         for key in AUX_ID_KEYS:
             ids = place.sizes(key)
@@ -208,26 +228,20 @@ def _num_aux_layers(
     if ids is not None:
         return len(ids)
     eagle = config.nested("eagle_config")
-    stated = config.size(*_NUM_AUX_KEYS) or eagle.size(*_NUM_AUX_KEYS)
+    stated = _size(config, *_NUM_AUX_KEYS, maximum=_MAX_LAYERS)
     if stated is not None:
         return stated
     if eagle.flag("use_aux_hidden_state") is False:
         return 1  # reads the last hidden state only
-    width = config.size("target_hidden_size") or hidden
+    width = _size(config, "target_hidden_size") or hidden
     if fc_in and width and fc_in % width == 0 and fc_in // width > 1:
         return fc_in // width
     return 3 if fc_in else None  # as every published EAGLE-3 head; the target's width then follows from fc
 
 
 def _norm_switches(config: ObjectReader) -> dict[str, bool]:
-    eagle = config.nested("eagle_config")
-    found: dict[str, bool] = {}
-    for key in NORM_SWITCHES:
-        value = config.flag(key)
-        value = eagle.flag(key) if value is None else value
-        if value is not None:
-            found[key] = value
-    return found
+    found = {key: _flag(config, key) for key in NORM_SWITCHES}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _defaults_applied(generation: Generation, switches: Mapping[str, bool]) -> dict[str, str]:
@@ -239,8 +253,15 @@ def _defaults_applied(generation: Generation, switches: Mapping[str, bool]) -> d
 def _unknown_keys(config: ObjectReader) -> tuple[str, ...]:
     known = _KNOWN_KEYS | set(AUX_ID_KEYS) | set(_NUM_AUX_KEYS) | set(NORM_SWITCHES)
     unknown = [key for key in config.content if key not in known]
-    eagle = config.nested("eagle_config").content
-    unknown += [f"eagle_config.{key}" for key in eagle if key not in known | _EAGLE_CONFIG_KEYS]
+    switches = _norm_switches(config)
+    for section in _sections(config)[1:]:
+        understood = known | _SECTIONS[section.prefix.removesuffix(".")]
+        # A switch that another place states otherwise is not understood either.
+        unknown += [
+            f"{section.prefix}{key}"
+            for key, value in section.content.items()
+            if key not in understood or (key in switches and isinstance(value, bool) and value != switches[key])
+        ]
     return tuple(sorted(unknown))
 
 
@@ -295,7 +316,7 @@ class _NeededTensors:
 
     def _own(self, switches: Mapping[str, bool], num_aux: int | None) -> list[str]:
         names = ["fc.weight"] if self._generation == "v1" or self._reads_aux_layers else []
-        if self._generation == "v1" and self._config.flag("bias", "fusion_bias"):
+        if self._generation == "v1" and _flag(self._config, "bias", "fusion_bias"):
             names.append("fc.bias")
         for layer in range(min(self._layers.size("num_hidden_layers") or 1, 64)):
             names += [f"layers.{layer}.{part}.weight" for part in self._layer_parts(layer)]
@@ -305,7 +326,7 @@ class _NeededTensors:
                 names.append("input_norm.weight")
             if switches.get("fc_norm"):
                 names += [f"fc_norm.{index}.weight" for index in range(min(num_aux or 3, 64))]
-        if self._config.flag("layernorms"):
+        if _flag(self._config, "layernorms"):
             names += ["embedding_layernorm.weight", "pre_lm_head_layernorm.weight"]
         return names
 
@@ -333,7 +354,7 @@ class _NeededTensors:
             return bool(self._layers.flag("attention_bias", "mlp_bias", "qkv_bias"))
         if re.match(r"layers\.\d+\.(?:mlp\.(?:experts|gate)\.|self_attn\.(?:q_norm|k_norm|q_a_|q_b_))", name):
             return True
-        if self._generation == "v1" and name == "fc.bias" and self._config.flag("bias", "fusion_bias") is None:
+        if self._generation == "v1" and name == "fc.bias" and _flag(self._config, "bias", "fusion_bias") is None:
             return True  # old configs do not say whether fc has one
         return any(name.startswith(f"{weight}_") for weight in known) or name.endswith(
             ("_scale", "_scale_inv", ".scales")

@@ -1,5 +1,6 @@
 """`CheckpointInfo` of a folder: a model, or an EAGLE, EAGLE-3 or Medusa head, from headers and small files alone."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,9 +8,10 @@ from typing import Any, TypeVar
 
 from specdeploy.checkpoint import model_facts
 from specdeploy.checkpoint.eagle_head import canonical_name, is_eagle_head, layer_config, read_head_facts
-from specdeploy.checkpoint.json_text import FETCH_AGAIN, ObjectReader, load_json_object
+from specdeploy.checkpoint.json_text import FETCH_AGAIN, ObjectReader, is_present, load_json_object
 from specdeploy.checkpoint.medusa_head import is_medusa_head, read_medusa_facts
 from specdeploy.checkpoint.safetensors_header import TensorEntry, WeightFiles, read_weight_files
+from specdeploy.checkpoint.tensor_names import decoder_name, decoder_tensors, other_modality
 from specdeploy.checkpoint.tokenizer import TokenMap, has_tokenizer, load_token_map
 from specdeploy.checkpoint_contract import CheckpointInfo, CheckpointKind, HeadFacts, VocabularySizes
 from specdeploy.errors import CheckpointError
@@ -32,9 +34,13 @@ class CheckpointFiles:
 
     def find(self, name: str) -> TensorEntry | None:
         """A tensor by its canonical name, such as `embed_tokens.weight`, whatever prefix the file gives it."""
-        return self.weights.tensors.get(name) or next(
-            (entry for stored, entry in self.weights.tensors.items() if canonical_name(stored) == name), None
-        )
+        tensors = self.weights.tensors
+        if name in tensors:
+            return tensors[name]
+        for stored, entry in tensors.items():
+            if canonical_name(stored) == name or (decoder_name(stored) == name and other_modality(stored) is None):
+                return entry
+        return None
 
 
 def inspect_checkpoint(folder: Path, *, reference: str | None = None) -> CheckpointInfo:
@@ -53,12 +59,12 @@ def read_checkpoint_files(folder: Path) -> CheckpointFiles:
             problems.append(str(error))
             return otherwise
 
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # `Path.is_dir` raises for a name longer than a file can have
         raise CheckpointError(f"{folder}: not a folder. Write the folder of a checkpoint")
     generation = folder / "generation_config.json"
     nothing: dict[str, Any] = {}
     config = attempt(lambda: load_json_object(folder / "config.json"), nothing)
-    generation_config = attempt(lambda: load_json_object(generation), nothing) if generation.exists() else nothing
+    generation_config = attempt(lambda: load_json_object(generation), nothing) if is_present(generation) else nothing
     weights = attempt(lambda: read_weight_files(folder), WeightFiles((), None, {}))
     tokens = attempt(lambda: load_token_map(folder), None) if has_tokenizer(folder) else None
     if not weights.files and (pickled := pickled_weights(folder)):
@@ -118,7 +124,7 @@ def _describe(
     head: HeadFacts | None,
     reference: str,
 ) -> CheckpointInfo:
-    tensors = files.weights.tensors
+    tensors, others = decoder_tensors(files.weights.tensors)
     sizes = model_facts.text_config(config) if head is None else layer_config(config)
     if head is not None and head.generation == "medusa":
         sizes = ObjectReader({}, config.file)
@@ -126,16 +132,36 @@ def _describe(
     # A head's first layer reads two states at once: its projections are no rule for the model's.
     shape = model_facts.decoder_shape(sizes, model_type, tensors if head is None else {})
     moe = model_facts.moe_shape(sizes, shape.num_layers, tensors)
+    is_unclear = model_facts.is_unclear_mixture(sizes, moe, tensors)
     quantized = model_facts.quantization(config, files.folder)
-    num_layers = shape.num_layers if head is None else None
-    counted = model_facts.count_stored(
-        tensors.values(), moe=moe, num_layers=num_layers, quantized=quantized, is_tied=bool(shape.tie_word_embeddings)
-    )
-    counts = counted if tensors else model_facts.count_by_config(sizes, shape, moe)
+    stored_dtypes = model_facts.stored_dtypes(files.weights.tensors.values())
+    # All of a head's layers attend.
+    num_caching = shape.num_layers
+    if head is None and shape.num_layers is not None:
+        num_caching = model_facts.num_attention_layers(sizes, shape.num_layers, tensors)
+        if num_caching is None:
+            sizes.not_found.append("which layers cache keys and values (kv_elements_per_token)")
+    counts: model_facts.ParameterCounts | None
+    if files.weights.tensors:
+        counts = model_facts.count_stored(
+            tensors,
+            others,
+            moe=moe,
+            is_unclear=is_unclear,
+            num_layers=shape.num_layers if head is None else None,
+            quantized=quantized,
+            is_tied=bool(shape.tie_word_embeddings),
+        )
+    elif is_unclear or num_caching != shape.num_layers:  # unknown experts, or layers that are not all alike
+        counts = None
+    else:
+        counts = model_facts.count_by_config(sizes, shape, moe)
+    if is_unclear:
+        sizes.not_found.append("which experts a token uses (num_active_parameters)")
     kv_dtype = model_facts.kv_cache_dtype(
-        sizes if sizes.first(("dtype", "torch_dtype")) else config, counted.stored_dtypes, quantized
+        sizes if sizes.first(("dtype", "torch_dtype")) else config, stored_dtypes, quantized
     )
-    kv_elements = model_facts.kv_elements_per_token(sizes, shape)
+    kv_elements = model_facts.kv_elements_per_token(sizes, shape, num_caching)
     kv_element_bytes = model_facts.dtype_bytes(kv_dtype)
     return CheckpointInfo(
         reference=reference,
@@ -151,19 +177,18 @@ def _describe(
         intermediate_size=shape.intermediate_size,
         num_parameters=counts.total if counts else None,
         num_active_parameters=counts.active if counts else None,
-        parameters_from=None if counts is None else "headers" if tensors else "config",
-        num_bytes=files.weights.num_bytes if tensors else None,
-        dtype=model_facts.compute_dtype(
-            sizes if sizes.first(("dtype", "torch_dtype")) else config, counted.stored_dtypes
-        ),
-        stored_dtypes=counted.stored_dtypes,
+        parameters_from=None if counts is None else "headers" if files.weights.tensors else "config",
+        left_out_parameters=counts.left_out if counts else {},
+        num_bytes=files.weights.num_bytes if files.weights.tensors else None,
+        dtype=model_facts.compute_dtype(sizes if sizes.first(("dtype", "torch_dtype")) else config, stored_dtypes),
+        stored_dtypes=stored_dtypes,
         quantization=quantized,
         vocabulary=_vocabulary(files, shape.vocab_size or (head.target_vocab_size if head else None)),
         tie_word_embeddings=shape.tie_word_embeddings,
         max_positions=shape.max_positions,
         sliding_window=shape.sliding_window,
         rope=model_facts.rope_scaling(sizes),
-        special_tokens=model_facts.special_tokens(config, generation, files.folder),
+        special_tokens=model_facts.special_tokens((generation, config, sizes), files.folder),
         kv_elements_per_token=kv_elements,
         kv_bytes_per_token=kv_elements * kv_element_bytes if kv_elements and kv_element_bytes else None,
         kv_dtype=kv_dtype,

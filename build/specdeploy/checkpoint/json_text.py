@@ -23,6 +23,11 @@ MAX_CONFIG_ITEMS = 400_000
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
+def is_present(path: Path) -> bool:
+    """Whether anything has this name, a link that leads nowhere included. A name no file can have is not present."""
+    return os.path.lexists(path)
+
+
 def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
     """All of `path`. Raises `CheckpointError` for anything but a readable regular file of at most `max_bytes`."""
     with RegularFile(path) as file:
@@ -47,7 +52,7 @@ class RegularFile:
             status = os.fstat(self._descriptor)
         except (OSError, ValueError) as error:
             self._close()
-            raise CheckpointError(f"{self.path}: {_open_failure(error)}. {FETCH_AGAIN}") from error
+            raise CheckpointError(f"{self.path}: {_open_failure(self.path, error)}. {FETCH_AGAIN}") from error
         if not stat.S_ISREG(status.st_mode):
             self._close()
             raise CheckpointError(f"{self.path}: not a regular file. {FETCH_AGAIN}")
@@ -77,11 +82,11 @@ class RegularFile:
             self._descriptor = -1
 
 
-def _open_failure(error: OSError | ValueError) -> str:
+def _open_failure(path: Path, error: OSError | ValueError) -> str:
     if not isinstance(error, OSError):
         return f"not a file name ({error})"
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return "missing"
+        return "a symlink to a file that is not there" if os.path.islink(path) else "missing"
     return "a symlink that leads to itself" if error.errno == errno.ELOOP else f"cannot be read ({error.strerror})"
 
 
@@ -213,30 +218,32 @@ class ObjectReader:
     def check(self) -> None:
         """Raise `CheckpointError` with every problem so far."""
         if self.problems:
-            raise CheckpointError("\n".join(self.problems))
+            raise CheckpointError("\n".join(dict.fromkeys(self.problems)))
 
     def first(self, names: Sequence[str]) -> tuple[str, Any] | None:
         """Key and value of the first of `names` that is there and not null."""
         return next(((name, self.content[name]) for name in names if self.content.get(name) is not None), None)
 
-    def size(self, *names: str, minimum: int = 1) -> int | None:
-        """A whole number of at least `minimum`, below 2^53."""
+    def size(self, *names: str, minimum: int = 1, maximum: int = (1 << 53) - 1) -> int | None:
+        """A whole number from `minimum` to `maximum`."""
         found = self.first(names)
         if found is None:
             return None
         key, value = found
         if isinstance(value, float) and value.is_integer():  # some writers turn 8 into 8.0
             value = int(value)
-        if isinstance(value, int) and not isinstance(value, bool) and minimum <= value < 1 << 53:
+        if isinstance(value, int) and not isinstance(value, bool) and minimum <= value <= maximum:
             return value
-        self.complain(key, found[1], "a positive whole number" if minimum > 0 else "a whole number, not negative")
+        expected = "a positive whole number" if minimum > 0 else "a whole number, not negative"
+        limit = f" and at most {maximum}" if maximum < (1 << 53) - 1 else ""
+        self.complain(key, found[1], f"{expected}{limit}")
         return None
 
-    def wanted_size(self, *names: str) -> int | None:
+    def wanted_size(self, *names: str, maximum: int = (1 << 53) - 1) -> int | None:
         """`size`, noted in `not_found` when none of `names` is there."""
         if self.first(names) is None:
             self.not_found.append(" or ".join(f"{self.prefix}{name}" for name in names))
-        return self.size(*names)
+        return self.size(*names, maximum=maximum)
 
     def number(self, *names: str) -> float | None:
         """A finite number."""
@@ -281,6 +288,19 @@ class ObjectReader:
         ):
             return tuple(values)
         self.complain(found[0], found[1], "whole numbers, none negative")
+        return None
+
+    def token_ids(self, name: str) -> tuple[int, ...] | None:
+        """A token id or a list of them. Negative ids say that there is none; None where no other is left."""
+        value = self.content.get(name)
+        values = value if isinstance(value, list) else [value]
+        numbers = [item for item in values if isinstance(item, int) and not isinstance(item, bool)]
+        kept = tuple(number for number in numbers if number >= 0)
+        if value is None or (values and not kept and len(numbers) == len(values)):
+            return None
+        if len(values) <= 4096 and len(numbers) == len(values) and all(number < 1 << 53 for number in kept):
+            return kept
+        self.complain(name, value, "a token id or a list of them")
         return None
 
     def texts(self, *names: str) -> tuple[str, ...]:

@@ -108,16 +108,23 @@ def _unknown(reason: str) -> _Answer:
 
 
 def _refusal_of_weights(shape: PairShape) -> _Answer | None:
-    """What both TensorRT-LLM lanes refuse, whatever the method."""
+    """What both TensorRT-LLM lanes refuse or nobody has shown on H100 and H200, whatever the method."""
     if shape.has_trimmed_draft_model:
         return _no(
             "no TensorRT-LLM version reads a draft model whose lm_head was trimmed (d2t beside a full embedding)"
         )
+    unproven = None
     for role, info in (("target", shape.target), ("draft", shape.draft)):
-        quantization = None if info is None else info.quantization
-        if quantization is not None and "fp4" in quantization.method.lower():
-            return _no(f"{role} weights are {quantization.method}: FP4 needs Blackwell, H100 and H200 cannot run it")
-    return None
+        if info is None:
+            continue
+        weights = (info.quantization.method if info.quantization is not None else "").lower()
+        cache = ((info.quantization.kv_cache_dtype if info.quantization is not None else None) or info.kv_dtype) or ""
+        for part, dtype in (("weights are", weights), ("KV cache is", cache.lower())):
+            if "mxfp4" in dtype:
+                unproven = unproven or _unknown(f"no page says whether H100 and H200 run it: {role} {part} {dtype}")
+            elif "fp4" in dtype:
+                return _no(f"{role} {part} {dtype}: FP4 needs Blackwell, H100 and H200 cannot run it")
+    return unproven
 
 
 def _fit_engine(shape: PairShape, method: Method) -> _Answer:

@@ -12,15 +12,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from specdeploy.checkpoint.json_text import ObjectReader
+from specdeploy.checkpoint.json_text import FETCH_AGAIN, ObjectReader
 from specdeploy.checkpoint.safetensors_header import TensorEntry
 from specdeploy.checkpoint_contract import HeadFacts, HeadLayout, TensorOrigin
+from specdeploy.errors import CheckpointError
 
+_MAX_HEADS = 10_000
 _BLOCK = re.compile(
-    r"(?:medusa_heads?\.)?(?P<head>\d+)\.(?:medusa_layers\.)?(?P<layer>\d+)\.linear\.(?P<what>weight|bias)$"
-    r"|blocks\.(?P<head2>\d+)\.layers\.(?P<layer2>\d+)\.(?P<what2>weight|bias)$"
+    r"(?:medusa_heads?\.)?(?P<head>\d{1,9})\.(?:medusa_layers\.)?(?P<layer>\d{1,9})\.linear\.(?P<what>weight|bias)$"
+    r"|blocks\.(?P<head2>\d{1,9})\.layers\.(?P<layer2>\d{1,9})\.(?P<what2>weight|bias)$"
 )
-_LM_HEAD = re.compile(r"(?:medusa_heads?\.)?(?P<head>\d+)\.(?:\d+|lm_head)\.weight$|lm_heads\.(?P<head2>\d+)\.weight$")
+_LM_HEAD = re.compile(
+    r"(?:medusa_heads?\.)?(?P<head>\d{1,9})\.(?:\d{1,9}|lm_head)\.weight$|lm_heads\.(?P<head2>\d{1,9})\.weight$"
+)
 
 
 def is_medusa_head(config: Mapping[str, Any], tensors: Mapping[str, TensorEntry]) -> bool:
@@ -34,7 +38,10 @@ def is_medusa_head(config: Mapping[str, Any], tensors: Mapping[str, TensorEntry]
 
 
 def read_medusa_facts(config: ObjectReader, tensors: Mapping[str, TensorEntry]) -> HeadFacts:
-    """Heads and blocks by shape, compared with what config.json says; wrong values are left in `config.problems`."""
+    """Heads and blocks by shape, compared with what config.json says; wrong values are left in `config.problems`.
+
+    Raises `CheckpointError` for a weight without elements.
+    """
     blocks: dict[tuple[int, int], TensorEntry] = {}
     lm_heads: dict[int, TensorEntry] = {}
     unexpected: list[str] = []
@@ -47,8 +54,15 @@ def read_medusa_facts(config: ObjectReader, tensors: Mapping[str, TensorEntry]) 
             lm_heads[int(match["head"] or match["head2"])] = entry
         elif name != "lm_head.weight":
             unexpected.append(name)
-    num_heads = config.size("medusa_num_heads", "num_medusa_heads", "num_heads")
-    num_layers = config.size("medusa_num_layers", "num_medusa_layers", "num_hidden_layers", minimum=0)
+    for entry in (*blocks.values(), *lm_heads.values()):
+        if 0 in entry.shape:
+            raise CheckpointError(
+                f"{entry.path}: {entry.name}: shape {list(entry.shape)} has no elements. {FETCH_AGAIN}"
+            )
+    num_heads = config.size("medusa_num_heads", "num_medusa_heads", "num_heads", maximum=_MAX_HEADS)
+    num_layers = config.size(
+        "medusa_num_layers", "num_medusa_layers", "num_hidden_layers", minimum=0, maximum=_MAX_HEADS
+    )
     found_heads = len({head for head, _ in blocks} | lm_heads.keys())
     found_layers = max((layer + 1 for _, layer in blocks), default=None)
     hidden = next((entry.shape[-1] for entry in [*lm_heads.values(), *blocks.values()] if entry.shape), None)

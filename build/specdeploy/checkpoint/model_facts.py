@@ -7,13 +7,28 @@ family's own definition gives it (head_dim = hidden_size / heads of llama) the f
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from specdeploy.checkpoint.json_text import ObjectReader, load_json_object, read_regular_file
+from specdeploy.checkpoint.json_text import FETCH_AGAIN, ObjectReader, is_present, load_json_object, read_regular_file
 from specdeploy.checkpoint.safetensors_header import DTYPE_BITS, TensorEntry
+from specdeploy.checkpoint.tensor_names import (
+    attention_layers,
+    has_state_layers,
+    is_like_expert,
+    is_mtp_tensor,
+    is_routed_expert,
+    layer_of,
+)
 from specdeploy.checkpoint_contract import MoeShape, Quantization, RopeScaling, SpecialTokens
+from specdeploy.errors import CheckpointError
+
+# Far above every model, and few enough to count through.
+MAX_LAYERS = 10_000
+MAX_HEADS = 100_000
+MAX_EXPERTS = 100_000
 
 # Families whose definition is head_dim = hidden_size / heads, and kv heads = heads, where config.json has no such key.
 _HEAD_DIM_BY_DIVISION = {
@@ -27,14 +42,28 @@ _HEAD_DIM_BY_DIVISION = {
     "gpt2",
     "gpt_neox",
     "olmo2",
+    "dbrx",
 }
 _KV_HEADS_LIKE_HEADS = {"llama", "phi3", "phi", "olmo2", "gpt2", "gpt_neox"}
 _TIED_BY_DEFAULT = {"gemma", "gemma2", "gemma3", "gemma3_text", "gpt2"}
 
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-# One routed expert, or all of a layer in one tensor. Shared experts and routers are not.
-_ROUTED_EXPERT = re.compile(r"\.experts\.")
-_EXPERT_OF_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\..*\.experts\.")
+_EXPERT_COUNT_KEYS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
+_USED_EXPERTS_KEYS = (
+    "num_experts_per_tok",
+    "experts_per_token",
+    "num_experts_per_token",
+    "moe_top_k",
+    "moe_topk",
+    "moe_k",
+    "top_k_experts",
+)
+# A count of experts by whatever name: `moe_num_primary_experts`, `num_routed_expert`.
+_LIKE_EXPERT_COUNT = re.compile(r"(?:num|n)_(?!.*(?:per_|shared|group|limited|top_?k)).*experts?\b")
+# Keys of models some of whose layers keep a state instead of a cache.
+_LIKE_HYBRID = re.compile(
+    r"mamba|ssm|hybrid|rwkv|linear_(?:attn|attention|conv|num)|conv_L_cache|layers_block_type|attn_type_list"
+    r"|attn_layer_indices|full_attn"
+)
 # Scales, zero points and buffers: numbers about parameters, not parameters.
 _NO_PARAMETER = re.compile(
     r"(?:scales?|scale_inv|scale_2|qzeros|zero_point|weight_shape|g_idx|weight_g_idx|inv_freq|masked_bias|absmax"
@@ -67,6 +96,8 @@ class DecoderShape:
 
 def text_config(config: ObjectReader) -> ObjectReader:
     """The part of config.json about the language model: of a multimodal checkpoint the nested one."""
+    if config.content.get("thinker_config") is not None and config.content.get("hidden_size") is None:
+        config = config.nested("thinker_config")
     for key in ("text_config", "llm_config", "language_config"):
         if config.content.get(key) is not None and config.content.get("hidden_size") is None:
             return config.nested(key)
@@ -75,7 +106,7 @@ def text_config(config: ObjectReader) -> ObjectReader:
 
 def decoder_shape(config: ObjectReader, model_type: str | None, tensors: Mapping[str, TensorEntry]) -> DecoderShape:
     """Sizes of the decoder; problems and what is not found are left in `config`."""
-    heads = config.wanted_size("num_attention_heads", "n_head", "n_heads", "num_heads")
+    heads = config.wanted_size("num_attention_heads", "n_head", "n_heads", "num_heads", maximum=MAX_HEADS)
     hidden = config.wanted_size("hidden_size", "n_embd", "d_model", "dim")
     # Of multi-head latent attention it is the width of a value; `head_dim` is then something else.
     head_dim = config.size(*(("v_head_dim", "head_dim") if config.content.get("kv_lora_rank") else ("head_dim",)))
@@ -84,7 +115,11 @@ def decoder_shape(config: ObjectReader, model_type: str | None, tensors: Mapping
         head_dim = query // heads
     elif head_dim is None and heads and hidden and model_type in _HEAD_DIM_BY_DIVISION and hidden % heads == 0:
         head_dim = hidden // heads
-    kv_heads = config.size("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "multi_query_group_num")
+    kv_heads = config.size(
+        "num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_head_kv", "multi_query_group_num", maximum=MAX_HEADS
+    )
+    if kv_heads is None and config.content.get("attn_config") is not None:
+        kv_heads = config.nested("attn_config").size("kv_n_heads", maximum=MAX_HEADS)
     keys = _projection_rows(tensors, "k_proj")
     if kv_heads is None and head_dim and keys and keys % head_dim == 0:
         kv_heads = keys // head_dim
@@ -95,14 +130,16 @@ def decoder_shape(config: ObjectReader, model_type: str | None, tensors: Mapping
     if kv_heads is None:
         config.not_found.append(f"{config.prefix}num_key_value_heads")
     return DecoderShape(
-        num_layers=config.wanted_size("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        num_layers=config.wanted_size("num_hidden_layers", "n_layer", "n_layers", "num_layers", maximum=MAX_LAYERS),
         hidden_size=hidden,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=config.size("intermediate_size", "ffn_hidden_size", "n_inner", "hidden_dim"),
         vocab_size=config.wanted_size("vocab_size", "padded_vocab_size", "n_vocab"),
-        max_positions=config.wanted_size("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"),
+        max_positions=config.wanted_size(
+            "max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len"
+        ),
         sliding_window=None if config.flag("use_sliding_window") is False else config.size("sliding_window"),
         tie_word_embeddings=_is_tied(config, model_type, tensors),
     )
@@ -111,10 +148,9 @@ def decoder_shape(config: ObjectReader, model_type: str | None, tensors: Mapping
 def _projection_rows(tensors: Mapping[str, TensorEntry], name: str) -> int | None:
     """Rows of the first layer's projection `name`, None where it is not stored as a plain matrix."""
     for layer in ("layers.0", "h.0", "midlayer"):
-        for tensor in (f"model.{layer}.self_attn.{name}.weight", f"{layer}.self_attn.{name}.weight"):
-            entry = tensors.get(tensor)
-            if entry is not None and len(entry.shape) == 2 and entry.dtype.startswith(_UNPACKED_DTYPES):
-                return entry.shape[0]
+        entry = tensors.get(f"{layer}.self_attn.{name}.weight")
+        if entry is not None and len(entry.shape) == 2 and entry.dtype.startswith(_UNPACKED_DTYPES):
+            return entry.shape[0]
     return None
 
 
@@ -150,14 +186,14 @@ def quantization(config: ObjectReader, folder: Path) -> Quantization | None:
         stated = config.nested("quantization_config")
         kv_scheme = stated.nested("kv_cache_scheme").content if stated.content.get("kv_cache_scheme") else {}
         return Quantization(
-            method=stated.text("quant_method", "quant_algo") or "unnamed",
+            method=_quantization_method(stated),
             bits=stated.size("bits", "w_bit") or _bits_of_groups(stated) or _bits_of_flags(stated),
             kv_cache_dtype=_kv_dtype(stated.text("kv_cache_quant_algo"))
             or ("fp8" if kv_scheme.get("type") == "float" else None),
             source="config.json: quantization_config",
         )
     path = folder / "hf_quant_config.json"
-    if not path.exists():
+    if not is_present(path):
         return None
     beside = ObjectReader(load_json_object(path), str(path)).nested("quantization")
     algorithm = beside.text("quant_algo")
@@ -173,6 +209,12 @@ def quantization(config: ObjectReader, folder: Path) -> Quantization | None:
     )
 
 
+def _quantization_method(stated: ObjectReader) -> str:
+    """The tool and, where it is stated, the algorithm or format: `modelopt NVFP4`, `compressed-tensors nvfp4-pack`."""
+    names = (stated.text("quant_method"), stated.text("quant_algo"), stated.text("format"))
+    return " ".join(dict.fromkeys(name for name in names if name)) or "unnamed"
+
+
 def _bits_of_groups(stated: ObjectReader) -> int | None:
     """compressed-tensors: config_groups.*.weights.num_bits, the smallest."""
     groups = stated.nested("config_groups")
@@ -185,7 +227,7 @@ def _bits_of_flags(stated: ObjectReader) -> int | None:
         return 4
     if stated.flag("load_in_8bit"):
         return 8
-    return _bits_of_name(stated.text("quant_method", "quant_algo"))
+    return _bits_of_name(_quantization_method(stated))
 
 
 def _bits_of_name(name: str | None) -> int | None:
@@ -200,11 +242,11 @@ def _kv_dtype(algorithm: str | None) -> str | None:
 # --- special tokens and chat template -------------------------------------------------------------------------------
 
 
-def special_tokens(config: ObjectReader, generation: ObjectReader, folder: Path) -> SpecialTokens:
-    """Ids by generation_config.json, where it is silent by config.json; hash of the chat template's text."""
+def special_tokens(readers: Sequence[ObjectReader], folder: Path) -> SpecialTokens:
+    """Ids by the first of `readers` that has them (generation_config.json first); hash of the chat template's text."""
 
     def ids(key: str) -> tuple[int, ...]:
-        return next((found for reader in (generation, config) if (found := reader.sizes(key)) is not None), ())
+        return next((found for reader in readers if (found := reader.token_ids(key)) is not None), ())
 
     return SpecialTokens(
         bos_token_id=next(iter(ids("bos_token_id")), None),
@@ -217,19 +259,31 @@ def special_tokens(config: ObjectReader, generation: ObjectReader, folder: Path)
 def _chat_template_sha256(folder: Path) -> str | None:
     """SHA-256 of the template's text; chat_template.jinja wins over the others, as in transformers."""
     path = folder / "chat_template.jinja"
-    if path.exists():
+    if is_present(path):
         return hashlib.sha256(read_regular_file(path, max_bytes=4 << 20)).hexdigest()
     for name in ("chat_template.json", "tokenizer_config.json"):
         path = folder / name
-        if not path.exists():
+        if not is_present(path):
             continue
-        template = load_json_object(path).get("chat_template")
-        if isinstance(template, list):  # several by name
-            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-            template = named.get("default")
-        if isinstance(template, str):
+        template = _default_template(load_json_object(path).get("chat_template"), path)
+        if template is not None:
             return hashlib.sha256(template.encode("utf-8")).hexdigest()
     return None
+
+
+# `Any` is what JSON gives; every other form than the two known ones is refused here.
+def _default_template(template: Any, path: Path) -> str | None:
+    """The template of a chat, which is one text or the one named default among several."""
+    if template is None or isinstance(template, str):
+        return template
+    named: dict[str, str] = {}
+    for entry in template if isinstance(template, list) else [template]:
+        name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(text, str):
+            reason = "must be a text, or a list of objects whose name and template are texts"
+            raise CheckpointError(f"{path}: chat_template: {reason}. {FETCH_AGAIN}")
+        named[name] = text
+    return named.get("default")
 
 
 # --- mixture of experts, KV cache, MTP ------------------------------------------------------------------------------
@@ -237,19 +291,22 @@ def _chat_template_sha256(folder: Path) -> str | None:
 
 def moe_shape(config: ObjectReader, num_layers: int | None, tensors: Mapping[str, TensorEntry]) -> MoeShape | None:
     """Experts and in which layers they are: by the headers where there are any, else by the keys of each family."""
-    experts = config.size("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
+    places = _moe_places(config)
+    experts = _first_size(places, _EXPERT_COUNT_KEYS, maximum=MAX_EXPERTS)
     if experts is None or experts < 2 or num_layers is None:
         return None
-    used = config.wanted_size(
-        "num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_top_k", "moe_topk"
-    )
-    if used is None:
+    used = _first_size(places, _USED_EXPERTS_KEYS, maximum=MAX_EXPERTS)
+    if not used:
+        config.not_found.append(" or ".join(f"{config.prefix}{name}" for name in _USED_EXPERTS_KEYS))
         return None
-    moe_layers = {int(match[1]) for name in tensors if (match := _EXPERT_OF_LAYER.search(name))}
-    count = len([layer for layer in moe_layers if layer < num_layers]) or _moe_layers_by_config(config, num_layers)
-    shared_size = config.size("shared_expert_intermediate_size")
-    shared = config.size("n_shared_experts", "num_shared_experts", minimum=0) or (1 if shared_size else 0)
-    expert_size = config.size("moe_intermediate_size", "expert_intermediate_size") or config.size("intermediate_size")
+    moe_layers = {layer_of(name) for name in tensors if is_routed_expert(name)} - {None}
+    count = len([layer for layer in moe_layers if layer is not None and layer < num_layers])
+    count = count or _moe_layers_by_config(config, num_layers)
+    shared_size = _first_size(places, ("shared_expert_intermediate_size", "shared_intermediate_size")) or None
+    shared = _first_size(places, ("n_shared_experts", "num_shared_experts"), maximum=MAX_EXPERTS)
+    shared = shared or (1 if shared_size else 0)
+    sizes = ("moe_intermediate_size", "expert_intermediate_size", "intermediate_size", "ffn_hidden_size")
+    expert_size = next((size for key in sizes if (size := _first_size(places, (key,)))), None)
     return MoeShape(
         num_experts=experts,
         num_experts_per_token=min(used, experts),
@@ -261,32 +318,104 @@ def moe_shape(config: ObjectReader, num_layers: int | None, tensors: Mapping[str
     )
 
 
+def is_unclear_mixture(config: ObjectReader, moe: MoeShape | None, names: Iterable[str]) -> bool:
+    """Whether there are signs of routed experts that give no shape: what one token uses is then unknown."""
+    names = list(names)
+    if moe is not None:
+        return bool(names) and not any(is_routed_expert(name) for name in names)
+    places = _moe_places(config)
+    experts = _first_size(places, _EXPERT_COUNT_KEYS, maximum=MAX_EXPERTS)
+    if experts is not None and experts > 1:
+        return True
+    if experts == 1:
+        return False
+    return any(map(is_like_expert, names)) or any(
+        _LIKE_EXPERT_COUNT.search(key) and isinstance(value, int) and value > 1
+        for place in places
+        for key, value in place.content.items()
+        if key not in _EXPERT_COUNT_KEYS
+    )
+
+
+def _moe_places(config: ObjectReader) -> list[ObjectReader]:
+    """The config and, in DBRX, its ffn_config."""
+    return [config, *([config.nested("ffn_config")] if isinstance(config.content.get("ffn_config"), dict) else [])]
+
+
+def _first_size(places: Sequence[ObjectReader], names: Sequence[str], maximum: int = (1 << 53) - 1) -> int | None:
+    """`ObjectReader.size` of the first place that states it; of a list by layer the value, if all have the same."""
+    for place in places:
+        found = place.first(names)
+        if found is not None and isinstance(found[1], list) and found[1]:
+            values = place.sizes(found[0], max_length=MAX_LAYERS) or ()
+            if len(set(values)) == 1 and values[0] <= maximum:
+                return values[0]
+        elif found is not None:
+            return place.size(found[0], minimum=0, maximum=maximum)
+    return None
+
+
 def _moe_layers_by_config(config: ObjectReader, num_layers: int) -> int:
     """Layers with experts: DeepSeek's first_k_dense_replace and moe_layer_freq, Qwen's decoder_sparse_step."""
+    if isinstance(by_layer := config.content.get("moe_layer_freq"), list):  # 1 for a layer with experts, 0 without
+        return min(max(sum(config.sizes("moe_layer_freq") or ()), 1), num_layers) if by_layer else num_layers
     first = config.size("first_k_dense_replace", minimum=0) or 0
     every = config.size("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step") or 1
     dense = set(config.sizes("mlp_only_layers") or ())
     by_step = "decoder_sparse_step" in config.content or "interleave_moe_layer_step" in config.content
+    period, offset = config.size("expert_layer_period"), config.size("expert_layer_offset", minimum=0) or 0
     layers = [
         layer
         for layer in range(first, num_layers)
-        if layer not in dense and (layer + 1 if by_step else layer) % every == 0
+        if layer not in dense
+        and (layer + 1 if by_step else layer) % every == 0
+        and (period is None or layer % period == offset)
     ]
     return max(len(layers), 1)
 
 
-def kv_elements_per_token(config: ObjectReader, shape: DecoderShape) -> int | None:
+def num_attention_layers(config: ObjectReader, num_layers: int, tensors: Mapping[str, TensorEntry]) -> int | None:
+    """Layers that cache keys and values; linear attention and Mamba keep a state instead. None where it is unclear."""
+    stated = _attention_layers_by_config(config, num_layers)
+    if stated is not None:
+        return stated
+    found = len(attention_layers(tensors, num_layers))
+    is_hybrid = has_state_layers(tensors) or any(
+        value and _LIKE_HYBRID.search(key) for key, value in config.content.items()
+    )
+    # Neither is a list of kinds that does not fit the number of layers.
+    is_hybrid = is_hybrid or any("attention" not in kind or "linear" in kind for kind in config.texts("layer_types"))
+    if is_hybrid or found:
+        return found or None
+    return num_layers
+
+
+def _attention_layers_by_config(config: ObjectReader, num_layers: int) -> int | None:
+    """Stated by layer (`layer_types`; a pattern with one sign per layer, `*` for attention) or by a rule."""
+    for key in ("layer_types", "layers_block_type"):
+        kinds = config.texts(key)
+        if len(kinds) == num_layers:
+            return sum(("attention" in kind and "linear" not in kind) or kind == "hybrid" for kind in kinds)
+    pattern = config.text("hybrid_override_pattern")
+    if pattern is not None and len(pattern) == num_layers:
+        return pattern.count("*")
+    interval = config.size("full_attention_interval")
+    if interval is not None:
+        return num_layers // interval
+    period, offset = config.size("attn_layer_period"), config.size("attn_layer_offset", minimum=0) or 0
+    if period is not None:
+        return sum(layer % period == offset for layer in range(num_layers))
+    return None
+
+
+def kv_elements_per_token(config: ObjectReader, shape: DecoderShape, num_caching_layers: int | None) -> int | None:
     """Elements that one token keeps over all layers: K and V of every head, or MLA's latent and rotary part."""
-    layers = shape.num_layers
-    layer_types = config.texts("layer_types")
-    if layer_types and layers == len(layer_types):  # hybrids: linear attention and Mamba keep a state, not a cache
-        layers = sum("attention" in kind and "linear" not in kind for kind in layer_types)
     latent, rotary = config.size("kv_lora_rank"), config.size("qk_rope_head_dim", minimum=0)
-    if layers is not None and latent and rotary is not None:
-        return layers * (latent + rotary)
-    if layers is None or shape.num_kv_heads is None or shape.head_dim is None:
+    if num_caching_layers is not None and latent and rotary is not None:
+        return num_caching_layers * (latent + rotary)
+    if num_caching_layers is None or shape.num_kv_heads is None or shape.head_dim is None:
         return None
-    return layers * 2 * shape.num_kv_heads * shape.head_dim
+    return num_caching_layers * 2 * shape.num_kv_heads * shape.head_dim
 
 
 def kv_cache_dtype(config: ObjectReader, stored: Mapping[str, int], quantized: Quantization | None) -> str | None:
@@ -312,23 +441,16 @@ def num_mtp_layers(config: ObjectReader, num_layers: int | None, tensors: Mappin
 
     DeepSeek stores them as the layers after the last, others under `mtp.`.
     """
-    stated = config.size("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", minimum=0) or 0
+    keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+    stated = config.size(*keys, minimum=0, maximum=MAX_LAYERS) or 0
     if not tensors:
         return stated
-    present: set[str] = set()
-    for name in tensors:
-        if is_mtp_tensor(name, num_layers):
-            layer = _LAYER.search(name)
-            present.add(layer[1] if layer else "0")
-    return len(present)
+    return len({_module_of(name) for name in tensors if is_mtp_tensor(name, num_layers)})
 
 
-def is_mtp_tensor(name: str, num_layers: int | None) -> bool:
-    """Whether a tensor belongs to an MTP module rather than to the decoder."""
-    if name.startswith(("mtp.", "mtp_layers.")) or ".mtp." in name:
-        return True
-    layer = _LAYER.search(name)
-    return layer is not None and num_layers is not None and int(layer[1]) >= num_layers
+def _module_of(name: str) -> str:
+    layer = re.search(r"(?:^|\.)layers\.(\d{1,9})\.", name)
+    return layer[1] if layer else "0"
 
 
 # --- parameters -----------------------------------------------------------------------------------------------------
@@ -336,38 +458,58 @@ def is_mtp_tensor(name: str, num_layers: int | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ParameterCounts:
-    """All parameters, those one token uses, and bytes on disk by dtype."""
+    """All parameters of the text decoder and those one token uses (None = unclear); `left_out` those of other parts."""
 
     total: int
-    active: int
-    stored_dtypes: dict[str, int]
+    active: int | None
+    left_out: dict[str, int]
 
 
 def count_stored(
-    tensors: Iterable[TensorEntry],
+    tensors: Mapping[str, TensorEntry],
+    others: Mapping[str, Sequence[TensorEntry]],
     *,
     moe: MoeShape | None = None,
+    is_unclear: bool = False,
     num_layers: int | None = None,
     quantized: Quantization | None = None,
     is_tied: bool = False,
 ) -> ParameterCounts:
-    """Parameters by the headers. Packed weights count unpacked; scales, maps, buffers and MTP modules do not count."""
+    """Parameters by the headers. Packed weights count unpacked; scales, maps and buffers do not count.
+
+    `tensors` of the decoder by name without its prefix; MTP modules among them and `others` are left out.
+    """
     total = routed = 0
+    left_out = {prefix: sum(_num_parameters(entry, quantized) for entry in group) for prefix, group in others.items()}
+    for name, entry in tensors.items():
+        elements = _num_parameters(entry, quantized)
+        if is_mtp_tensor(name, num_layers):
+            left_out["mtp"] = left_out.get("mtp", 0) + elements
+            continue
+        if is_tied and name.endswith("lm_head.weight"):
+            continue
+        total += elements
+        if is_routed_expert(name):
+            routed += elements
+    unused = 0 if moe is None else routed * (moe.num_experts - moe.num_experts_per_token) // moe.num_experts
+    active = None if is_unclear or (moe is not None and routed == 0) else total - unused
+    return ParameterCounts(total, active, left_out)
+
+
+def stored_dtypes(tensors: Iterable[TensorEntry]) -> dict[str, int]:
+    """Bytes on disk by safetensors dtype."""
     stored: Counter[str] = Counter()
     for entry in tensors:
         stored[entry.dtype] += entry.num_bytes
-        if _NO_PARAMETER.search(entry.name) or is_mtp_tensor(entry.name, num_layers):
-            continue
-        if is_tied and entry.name.endswith("lm_head.weight"):
-            continue
-        elements = entry.num_elements
-        if quantized and _is_packed(entry):
-            elements = elements * DTYPE_BITS[entry.dtype] // (quantized.bits or 4)
-        total += elements
-        if _ROUTED_EXPERT.search(entry.name):
-            routed += elements
-    unused = 0 if moe is None else routed * (moe.num_experts - moe.num_experts_per_token) // moe.num_experts
-    return ParameterCounts(total, total - unused, dict(stored))
+    return dict(stored)
+
+
+def _num_parameters(entry: TensorEntry, quantized: Quantization | None) -> int:
+    if _NO_PARAMETER.search(entry.name):
+        return 0
+    if quantized and _is_packed(entry):
+        return entry.num_elements * DTYPE_BITS[entry.dtype] // (quantized.bits or 4)
+    return entry.num_elements
 
 
 def _is_packed(entry: TensorEntry) -> bool:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from specdeploy.checkpoint.embedding_sample import EmbeddingSample, sample_embeddings
 from specdeploy.checkpoint.info import CheckpointFiles, describe_checkpoint, read_checkpoint_files
-from specdeploy.checkpoint.pair_findings import WHY, finding
-from specdeploy.checkpoint.pair_heads import find_head_problems, find_kind_mismatch
+from specdeploy.checkpoint.pair_findings import CONSENT_CODES, WHY, finding
+from specdeploy.checkpoint.pair_heads import find_draft_presence, find_head_problems, find_kind_mismatch
 from specdeploy.checkpoint.pair_serving import (
     draft_cost_ratio,
     find_cost,
@@ -158,6 +158,7 @@ def compare_pair(
     lanes, lane_findings = judge_lanes(target, draft, method, settings.lane, is_trimmed=is_trimmed)
     findings = [*_find_about_target(target, contents), *find_short_contexts(target, draft, *_limits(settings))]
     findings += find_parallelism_problems(target, draft, settings.tensor_parallel)
+    findings += find_draft_presence(target, draft, method)
     if draft is not None:
         findings += find_kind_mismatch(draft, method)
         findings += find_row_mismatches("draft", draft, is_trimmed=is_trimmed)
@@ -249,17 +250,25 @@ def describe_blocking(findings: Iterable[PairFinding]) -> str:
     )
 
 
-def blocking_findings(report: PairReport, *, strict: bool, allow: Iterable[str] = ()) -> tuple[PairFinding, ...]:
-    """Failures always; with `strict` also warnings whose code is not in `allow`.
+def check_allowed_codes(allow: Iterable[str]) -> None:
+    """Raise `CheckpointError` for a code that no finding can have: a consent with a typing error is none."""
+    if unknown := sorted(set(allow) - WHY.keys()):
+        raise CheckpointError(f"--allow {unknown[0]}: no finding has this code. Codes: {', '.join(sorted(WHY))}")
 
-    Raises `CheckpointError` for a code that no finding can have: a consent with a typing error is none.
+
+def blocking_findings(
+    report: PairReport, *, strict: bool, allow: Iterable[str] = (), for_build: bool = False
+) -> tuple[PairFinding, ...]:
+    """Failures always; `for_build` also warnings of `CONSENT_CODES`, `strict` every warning, unless in `allow`.
+
+    Raises `CheckpointError` for a code in `allow` that no finding can have.
     """
     allowed = frozenset(allow)
-    if unknown := sorted(allowed - WHY.keys()):
-        raise CheckpointError(f"--allow {unknown[0]}: no finding has this code. Codes: {', '.join(sorted(WHY))}")
-    return tuple(
-        found
-        for found in report.findings
-        if found.severity is Severity.FAILURE
-        or (strict and found.severity is Severity.WARNING and found.code not in allowed)
-    )
+    check_allowed_codes(allowed)
+
+    def blocks(found: PairFinding) -> bool:
+        if found.severity is not Severity.WARNING:
+            return found.severity is Severity.FAILURE
+        return found.code not in allowed and (strict or (for_build and found.code in CONSENT_CODES))
+
+    return tuple(found for found in report.findings if blocks(found))

@@ -38,6 +38,8 @@ WHY: Mapping[str, str] = MappingProxyType(
         "target-is-trimmed": "the target could never emit the tokens that were cut: its output would change",
         "facts-missing": "what the files do not say was not checked",
         # heads
+        "draft-missing": "there is nothing to draft with: the engine would refuse to start, or serve without drafts",
+        "draft-unused": "the checkpoint would lie idle: the method drafts without one",
         "draft-kind": "the engine would refuse the checkpoint or, worse, load a part of it",
         "head-generation": f"heads of v1/v2 and v3 read different inputs; passed off as the other, {_COLLAPSE}",
         "hidden-size-differs": "the head cannot read the hidden states of this target: it was trained for another",
@@ -61,8 +63,24 @@ WHY: Mapping[str, str] = MappingProxyType(
         "tensor-parallel-padding": "engines pad the vocabulary to a multiple of the GPUs; not all mask the padded ids",
         "draft-quantization": "releases differ on whether a draft inherits the target's quantisation",
         "draft-too-costly": "drafting takes nearly as long as the tokens it saves: slower than without a draft",
+        "draft-cost-unknown": "a draft that costs as much as it saves makes answers slower than without",
         "lane-cannot-serve": "the lane cannot run this pair in any version",
         "lane-unknown": "no documentation or run shows that this lane can serve the pair",
+    }
+)
+
+# Warnings that predict a loss which nothing would show once the pair is served: right output, no speed-up, or requests
+# that fail. `specdeploy build` refuses a pair with one of them until it is accepted by `--allow CODE`; every other
+# warning is printed and recorded in the manifest, and forbids nothing.
+CONSENT_CODES: frozenset[str] = frozenset(
+    {
+        "aux-layers-guessed",
+        "draft-too-costly",
+        "embeddings-random",
+        "head-key-unknown",
+        "norm-switch-without-tensor",
+        "norm-tensor-without-switch",
+        "target-rows-short",
     }
 )
 

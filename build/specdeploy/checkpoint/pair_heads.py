@@ -12,7 +12,7 @@ from specdeploy.checkpoint_contract import (
     Severity,
     TensorOrigin,
 )
-from specdeploy.contract import Method
+from specdeploy.contract import METHODS_WITH_DRAFT, Method
 
 _KIND_OF_METHOD: Mapping[Method, CheckpointKind] = {
     Method.DRAFT_MODEL: CheckpointKind.CAUSAL_LM,
@@ -23,6 +23,18 @@ _KIND_OF_METHOD: Mapping[Method, CheckpointKind] = {
 # Switches that come with weights of their own, and how those tensors are spelled. The others only move a norm.
 _TENSOR_OF_SWITCH: Mapping[str, str] = {"fc_norm": "fc_norm", "norm_before_fc": "input_norm"}
 _NUM_DEFAULT_AUX_LAYERS = 3
+
+
+def find_draft_presence(target: CheckpointInfo, draft: CheckpointInfo | None, method: Method) -> Iterator[PairFinding]:
+    """A method that needs a draft and has none, or one that drafts without and was given one."""
+    if draft is None and method in METHODS_WITH_DRAFT:
+        detail = f"method {method} drafts with a checkpoint of its own, and none is named"
+        remedy = f"Name the draft of {target.reference}, or choose a method that needs none, such as ngram"
+        yield finding("draft-missing", Severity.FAILURE, f"method {method}", detail, remedy)
+    if draft is not None and method not in METHODS_WITH_DRAFT and method is not Method.AUTO:
+        detail = f"method {method} drafts without a checkpoint of its own, but one is named"
+        remedy = "Leave the draft out, or choose the method that it was made for"
+        yield finding("draft-unused", Severity.WARNING, f"draft {draft.reference}", detail, remedy)
 
 
 def find_kind_mismatch(draft: CheckpointInfo, method: Method) -> Iterator[PairFinding]:

@@ -1,36 +1,54 @@
 """Findings about running a pair: context, parallelism, quantisation, cost, and which lane can serve it at all."""
 
+import math
 from collections.abc import Iterator
 
 from specdeploy.checkpoint.lane_fit import PairShape, fit_lanes, is_unknown
 from specdeploy.checkpoint.pair_findings import finding
-from specdeploy.checkpoint_contract import CheckpointInfo, CheckpointKind, LaneFit, PairFinding, Severity
+from specdeploy.checkpoint_contract import (
+    CheckpointInfo,
+    CheckpointKind,
+    LaneFit,
+    PairFinding,
+    RopeScaling,
+    Severity,
+)
 from specdeploy.contract import Lane, Method
 
 _BILLION = 1e9
+# Rotary embeddings that carry a model beyond its first training length, by a factor stated beside that length.
+_STRETCHING_ROPE_TYPES = frozenset({"yarn", "linear", "llama3"})
+
+
+def context_limit(max_positions: int | None, rope: RopeScaling | None) -> int | None:
+    """Positions a checkpoint can use: what it states, or more where its rotary embedding is stretched further."""
+    if rope is None or rope.type not in _STRETCHING_ROPE_TYPES:
+        return max_positions
+    if rope.factor is None or rope.original_max_positions is None or not math.isfinite(rope.factor):
+        return max_positions
+    return max(max_positions or 0, int(rope.original_max_positions * rope.factor)) or None
 
 
 def find_short_contexts(
     target: CheckpointInfo, draft: CheckpointInfo | None, max_seq_len: int | None, lane: Lane | None
 ) -> Iterator[PairFinding]:
-    """Trained positions against the longest request. The torch lane refuses what other lanes run into."""
+    """Usable positions against the longest request. The torch lane refuses what other lanes run into."""
     if max_seq_len is None:
         # Without a limit of its own the deployment would serve what the target was trained for.
-        if (
-            draft is None
-            or target.max_positions is None
-            or (draft.max_positions or target.max_positions) >= (target.max_positions)
-        ):
+        ours = context_limit(target.max_positions, target.rope)
+        theirs = None if draft is None else context_limit(draft.max_positions, draft.rope)
+        if draft is None or ours is None or theirs is None or theirs >= ours:
             return
-        detail = f"draft was trained for {draft.max_positions} positions, the target for {target.max_positions}"
-        remedy = f"Serve with max_seq_len {draft.max_positions}, or switch speculation off for longer requests"
+        detail = f"draft was trained for {theirs} positions, the target for {ours}"
+        remedy = f"Serve with max_seq_len {theirs}, or switch speculation off for longer requests"
         yield finding("context-short", Severity.WARNING, f"draft {draft.reference}", detail, remedy)
         return
     severity = Severity.FAILURE if lane is Lane.TORCH else Severity.WARNING
     for role, info in (("target", target), ("draft", draft)):
-        if info is not None and info.max_positions is not None and info.max_positions < max_seq_len:
-            detail = f"serving.max_seq_len {max_seq_len} exceeds the {info.max_positions} positions it was trained for"
-            remedy = f"Write serving.max_seq_len {info.max_positions} or less"
+        limit = None if info is None else context_limit(info.max_positions, info.rope)
+        if info is not None and limit is not None and limit < max_seq_len:
+            detail = f"serving.max_seq_len {max_seq_len} exceeds the {limit} positions it was trained for"
+            remedy = f"Write serving.max_seq_len {limit} or less"
             if role == "draft" and lane is not Lane.TORCH:
                 remedy += ", or switch speculation off for longer requests"
             yield finding("context-short", severity, f"{role} {info.reference}", detail, remedy)
@@ -87,16 +105,26 @@ def describe_precision(info: CheckpointInfo) -> str:
 
 
 def step_parameters(info: CheckpointInfo) -> int | None:
-    """Parameters that one step reads: the active ones, without an embedding table of which it takes single rows.
+    """Parameters of its own that one step reads: the active ones, without a table of which it takes single rows.
 
-    A tied table is read whole, as lm_head. None = the files do not say.
+    The matrix that gives the logits is read whole and counts once, whether it is an lm_head or a tied embedding. None =
+    the files do not say.
     """
-    sizes = info.vocabulary
-    if info.num_active_parameters is None:
-        return None
-    if sizes.lm_head_rows is None or sizes.embedding_rows is None or info.hidden_size is None:
-        return info.num_active_parameters
-    return max(0, info.num_active_parameters - sizes.embedding_rows * info.hidden_size)
+    active, hidden = info.num_active_parameters, info.hidden_size
+    if active is None or hidden is None:
+        return active
+    is_tied, is_head = bool(info.tie_word_embeddings), info.head is not None
+    embedding_rows, lm_head_rows = info.vocabulary.embedding_rows or 0, info.vocabulary.lm_head_rows or 0
+    if info.parameters_from == "config" and not is_head:
+        # The count by config.json holds two tables unless they are tied, whatever is stored.
+        return active if is_tied else max(0, active - (info.vocabulary.config_vocab_size or 0) * hidden)
+    # A head's embedding never gives its logits: it has an lm_head of its own or borrows the target's.
+    if embedding_rows and (is_head or (lm_head_rows and not is_tied)):
+        active -= embedding_rows * hidden
+    # With tied embeddings a stored lm_head is not among the active parameters.
+    if lm_head_rows and is_tied and (is_head or not embedding_rows):
+        active += lm_head_rows * hidden
+    return max(0, active)
 
 
 def draft_cost_ratio(target: CheckpointInfo, draft: CheckpointInfo | None) -> float | None:
@@ -118,8 +146,17 @@ def draft_cost_ratio(target: CheckpointInfo, draft: CheckpointInfo | None) -> fl
 def find_cost(
     target: CheckpointInfo, draft: CheckpointInfo, ratio: float | None, max_ratio: float
 ) -> Iterator[PairFinding]:
-    """A draft above `max_ratio` of the target's active parameters: no-go for a mixture of experts, a risk else."""
-    if ratio is None or ratio <= max_ratio:
+    """A draft above `max_ratio` of the target's active parameters: no-go for a mixture of experts, a risk else.
+
+    Without a ratio nobody knows, which is a finding too.
+    """
+    if ratio is None:
+        unsaid = [role for role, info in (("target", target), ("draft", draft)) if not step_parameters(info)]
+        detail = f"the cost of a draft step could not be judged: active parameters of {' and '.join(unsaid)} unknown"
+        remedy = "Compare the active parameters on the model cards, and measure the speed-up after launch"
+        yield finding("draft-cost-unknown", Severity.WARNING, f"draft {draft.reference}", detail, remedy)
+        return
+    if ratio <= max_ratio:
         return
     ours = step_parameters(target) or 0
     theirs = round(ratio * ours)

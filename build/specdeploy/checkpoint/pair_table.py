@@ -7,6 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from specdeploy.checkpoint.pair_findings import CONSENT_CODES
 from specdeploy.checkpoint.pair_serving import describe_precision
 from specdeploy.checkpoint_contract import CheckpointInfo, PairFinding, PairReport, PairVerdict, Severity, TensorOrigin
 from specdeploy.units import format_bytes
@@ -46,11 +47,13 @@ def verdict_line(report: PairReport) -> Text:
 
 
 def finding_lines(found: PairFinding) -> Iterator[Text]:
-    """Four lines: what and where, the facts, why it matters, what to do."""
+    """Four lines: what and where, the facts, why it matters, what to do; a fifth where a build needs consent."""
     yield Text.assemble((f"{found.severity}", _STYLE_OF_SEVERITY[found.severity]), f" [{found.code}] {found.subject}")
     yield Text(f"  {found.detail}")
     yield Text(f"  why:    {found.why}", style="dim")
     yield Text(f"  remedy: {found.remedy}", style="dim")
+    if found.severity is Severity.WARNING and found.code in CONSENT_CODES:
+        yield Text(f"  build:  refused without --allow {found.code}", style="dim")
 
 
 def _table(*columns: str) -> Table:

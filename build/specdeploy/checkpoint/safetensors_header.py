@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specdeploy.checkpoint.json_text import RegularFile, load_json_object
+from specdeploy.checkpoint.json_text import RegularFile, is_present, load_json_object
 from specdeploy.errors import CheckpointError
 
 WEIGHT_INDEX = "model.safetensors.index.json"
@@ -295,10 +295,7 @@ def read_weight_files(folder: Path) -> WeightFiles:
     """
     problems: list[str] = []
     index = folder / WEIGHT_INDEX
-    if index.is_symlink() or index.exists():
-        weights = _read_indexed(index, problems)
-    else:
-        weights = _read_unindexed(folder, problems)
+    weights = _read_indexed(index, problems) if is_present(index) else _read_unindexed(folder, problems)
     if problems:
         raise CheckpointError("\n".join(problems))
     return weights
@@ -331,7 +328,7 @@ def _read_indexed(index: Path, problems: list[str]) -> WeightFiles:
     tensors: dict[str, TensorEntry] = {}
     for name, promised in sorted(shards.items()):
         path = index.parent / name
-        if not path.exists() and not path.is_symlink():
+        if not is_present(path):
             problems.append(f"{path}: missing, but {WEIGHT_INDEX} names it. Fetch the checkpoint again")
             continue
         try:

@@ -80,8 +80,9 @@ def _rows(path: Path, digest: Any) -> Iterator[tuple[str, dict[str, Any]]]:
                 if not isinstance(row, dict):
                     raise CheckpointError(f"{place}: is not an object. Write one object per line")
                 yield place, row
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}). Give a JSONL file") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise CheckpointError(f"{path}: cannot be read ({reason}). Give a JSONL file") from error
 
 
 def _contents(row: dict[str, Any], place: str) -> tuple[list[int], list[str]]:
@@ -98,6 +99,13 @@ def _contents(row: dict[str, Any], place: str) -> tuple[list[int], list[str]]:
     if not texts and not any(key in row for key in TOKEN_ID_KEYS):
         keys = ", ".join((*TOKEN_ID_KEYS, *TEXT_KEYS))
         raise CheckpointError(f"{place}: has none of the keys {keys}. Name the text or the token ids by one of them")
+    for text in texts:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise CheckpointError(
+                f"{place}: holds half of a surrogate pair, which is no text. Correct the row"
+            ) from None
     return [], texts
 
 

@@ -16,6 +16,7 @@ from specdeploy.checkpoint.json_text import (
     FETCH_AGAIN,
     ObjectReader,
     end_of_array,
+    is_present,
     load_json_object,
     parse_json_object,
     read_regular_file,
@@ -258,11 +259,11 @@ def _added_beside(folder: Path) -> Iterable[tuple[int, str, bool]]:
     """Tokens of added_tokens.json and, which wins, of tokenizer_config.json's added_tokens_decoder."""
     added: dict[int, tuple[int, str, bool]] = {}
     path = folder / "added_tokens.json"
-    if path.exists():
+    if is_present(path):
         entries = [{"id": token_id, "content": text} for text, token_id in load_json_object(path).items()]
         added |= {entry[0]: entry for entry in _added_tokens(path, entries)}
     path = folder / "tokenizer_config.json"
-    if path.exists():
+    if is_present(path):
         decoder = ObjectReader(load_json_object(path), str(path)).nested("added_tokens_decoder").content
         tokens = [{**token, "id": _as_id(key)} for key, token in decoder.items() if isinstance(token, dict)]
         added |= {entry[0]: entry for entry in _added_tokens(path, tokens)}

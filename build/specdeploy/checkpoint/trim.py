@@ -21,7 +21,7 @@ from specdeploy.checkpoint.safetensors_header import WEIGHT_INDEX, TensorEntry, 
 from specdeploy.checkpoint.safetensors_writer import CopiedTensor, NewTensor, write_safetensors
 from specdeploy.checkpoint.token_counts import count_tokens
 from specdeploy.checkpoint.tokenizer import TokenMap
-from specdeploy.checkpoint.vocab_maps import maps_of_kept_ids, target_ids_of
+from specdeploy.checkpoint.vocab_maps import VocabMaps, check_vocab_maps, maps_of_kept_ids, target_ids_of
 from specdeploy.checkpoint_contract import CheckpointInfo, CheckpointKind
 from specdeploy.contract import ContractModel, Lane
 from specdeploy.errors import CheckpointError
@@ -30,6 +30,8 @@ REPORT_NAME = "vocab_trim.json"
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
 _PLAIN_DTYPES = ("F32", "F16", "BF16")
+_MASK_DTYPES = ("BOOL", "U8", "I8", "I16", "I32", "I64")
+_MAX_VOCAB_SIZE = 1 << 24  # no model has more; a larger number is a damaged config, not memory to ask for
 
 # Which lane reads a reduced vocabulary of which kind of draft.
 _READS_TRIMMED = {
@@ -128,17 +130,48 @@ def _read_draft(draft: Path, target: CheckpointFiles | None, lane: Lane | None) 
     vocab_size = info.head.target_vocab_size if info.head is not None else info.vocabulary.config_vocab_size
     if vocab_size is None:
         raise CheckpointError(f"{draft}/config.json: vocab_size: not stated. Add the target's vocabulary size")
+    if vocab_size > _MAX_VOCAB_SIZE:
+        raise CheckpointError(f"{draft}/config.json: vocab_size: {vocab_size} is no vocabulary. Fetch the draft again")
+    maps = _read_maps(files, info, vocab_size)
     head = files.find(LM_HEAD) or _borrowed_head(files, info, target)
-    d2t = files.find("d2t")
-    row_ids = np.arange(head.shape[0], dtype=np.int64)
-    if d2t is not None:
-        row_ids = target_ids_of(read_tensor(d2t).astype(np.int64))
+    row_ids = np.arange(head.shape[0] if maps.d2t is None else 0, dtype=np.int64)
+    if maps.d2t is not None:
+        row_ids = target_ids_of(maps.d2t.astype(np.int64))
     if len(row_ids) != head.shape[0] or len(row_ids) == 0 or row_ids[0] < 0 or row_ids[-1] >= vocab_size:
         shape = f"{head.name} {list(head.shape)}, d2t [{len(row_ids)}], {vocab_size} tokens"
         raise CheckpointError(
             f"{draft}: its vocabulary maps do not fit ({shape}). Run `specdeploy inspect` on it first"
         )
     return _Draft(files, info, head, row_ids, vocab_size)
+
+
+def _read_maps(files: CheckpointFiles, info: CheckpointInfo, vocab_size: int) -> VocabMaps:
+    """The maps of a draft that is reduced already. Cutting it further by wrong maps would give wrong ones that agree.
+
+    Raises `CheckpointError` with everything wrong about them; shapes are checked before a byte is read.
+    """
+    d2t, t2d = files.find("d2t"), files.find("t2d")
+    forms = (
+        (d2t, "int64 [n]", ("I64",), d2t is not None and len(d2t.shape) == 1 and 0 < d2t.shape[0] <= vocab_size),
+        (t2d, f"a mask [{vocab_size}]", _MASK_DTYPES, t2d is not None and t2d.shape == (vocab_size,)),
+    )
+    problems = [
+        f"{files.folder}: {entry.name}: {entry.dtype} {list(entry.shape)}, expected {expected}. Fetch the draft again"
+        for entry, expected, dtypes, has_right_shape in forms
+        if entry is not None and (entry.dtype not in dtypes or not has_right_shape)
+    ]
+    if problems:
+        raise CheckpointError("\n".join(problems))
+    maps = VocabMaps(*(None if entry is None else read_tensor(entry) for entry in (d2t, t2d)))
+    stated = files.config.get("draft_vocab_size")
+    if type(stated) is not int:
+        stated = None if info.head is None else info.head.draft_vocab_size
+    own_rows = info.vocabulary.lm_head_rows
+    found = check_vocab_maps(maps, vocab_size=vocab_size, draft_vocab_size=stated, lm_head_rows=own_rows)
+    if failures := [one for one in found if not one.is_warning]:
+        lines = [f"{files.folder}: {one.subject}: [{one.code}] {one.detail}. {one.remedy}" for one in failures]
+        raise CheckpointError("\n".join(lines))
+    return maps
 
 
 def _check_lane(info: CheckpointInfo, lane: Lane | None) -> None:

@@ -8,6 +8,7 @@ import pytest
 from helpers.deployment_files import write_deployment
 from helpers.fabricated_checkpoints import SMALL, byte_level_tokenizer
 from helpers.pair_files import write_eagle3, write_model
+from helpers.tiny_checkpoint import make_checkpoint
 from specdeploy import cli
 from specdeploy.checkpoint_contract import PairReport, PairVerdict
 
@@ -38,6 +39,7 @@ def test_a_pair_that_fits(pair: Path, capsys: Capture) -> None:
     assert {"tokenizer length 320 320", "config vocab_size 320 320", "lm_head rows 320 320"} <= set(rows)
     assert "verdict: compatible (0 failures, 1 warning)" in out  # a draft as large as its target pays for nothing
     assert "why:    drafting takes nearly as long" in out
+    assert "build:  refused without --allow draft-too-costly" in out
 
 
 def test_a_pair_that_does_not(pair: Path, capsys: Capture) -> None:
@@ -73,6 +75,30 @@ def test_a_head_shows_where_its_tensors_come_from(pair: Path, capsys: Capture) -
     assert any(line.split() == ["embed_tokens.weight", "borrowed", "from", "target"] for line in out.splitlines())
     assert "warning [aux-layers-guessed]" in out
     assert "exceeds the 2048 positions" in out
+
+
+def test_a_method_that_needs_a_draft_without_one(pair: Path, capsys: Capture) -> None:
+    assert inspect(pair, None, "--method", "eagle3") == cli.EXIT_FAIL
+    assert "failure [draft-missing]" in capsys.readouterr().out
+
+
+def test_a_typing_error_in_a_consent_is_said_before_anything_is_read(pair: Path, capsys: Capture) -> None:
+    assert cli.run(["inspect", "--target", str(pair / "none"), "--allow", "draft-too-cosy"]) == cli.EXIT_FAIL
+    assert "no finding has this code" in capsys.readouterr().err
+
+
+def test_a_reused_build_shows_its_record_as_such(tmp_path: Path, capsys: Capture) -> None:
+    make_checkpoint(tmp_path / "checkpoint")
+    write_deployment(tmp_path / "configs", "tiny", {"target": {"checkpoint": str(tmp_path / "checkpoint")}})
+    arguments = ["build", "tiny", f"--configs-root={tmp_path / 'configs'}", f"--engines-root={tmp_path / 'engines'}"]
+
+    assert cli.run(arguments) == 0
+    assert "\nchecked target loads: " in capsys.readouterr().out
+    assert cli.run(arguments) == 0
+
+    out = capsys.readouterr().out
+    assert "The manifest keeps what was recorded when it was built (" in out
+    assert "\nrecorded target loads: " in out
 
 
 def test_a_target_alone(pair: Path, capsys: Capture) -> None:

@@ -114,6 +114,50 @@ def test_files_outside_the_build_are_never_read(engines: Path) -> None:
     assert "it names ../secret, which lies outside the build" in found.manifest
 
 
+def write_pointer(engines: Path, deployment: str, manifest_sha256: str | None) -> None:
+    pointer = {"deployment": deployment, "build_id": BUILD_ID, "manifest_sha256": manifest_sha256}
+    (engines / f"{deployment}.json").write_text(json.dumps(pointer))
+
+
+def test_every_deployment_that_points_to_a_build_vouches_for_its_manifest(engines: Path) -> None:
+    write_pointer(engines, "tiny", sha256_file(engines / BUILD_ID / MANIFEST_NAME))
+    write_pointer(engines, "old", None)
+    (engines / "broken.json").write_text("{")
+    assert verify_build(engines, BUILD_ID).is_intact
+
+    edit_manifest(engines, created_at="later")
+
+    assert verify_build(engines, BUILD_ID).manifest == (
+        "its bytes are not those that deployment tiny recorded after the build",
+    )
+    assert cli.run(["verify-manifest", BUILD_ID, "--engines-root", str(engines)]) == cli.EXIT_FAIL
+
+
+def test_links_are_no_part_of_a_build(engines: Path, tmp_path: Path) -> None:
+    folder = engines / BUILD_ID
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "linked").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (folder / "target" / "config").rename(tmp_path / "config")
+    (folder / "target" / "config").symlink_to(tmp_path / "config")
+
+    found = verify_build(engines, BUILD_ID)
+
+    assert (found.surplus, found.changed) == (("linked",), ("target/config",))
+
+
+def test_what_cannot_be_read_is_named(engines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == "weights":
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(BuildError, match=r"target/weights: cannot be read \(Permission denied\)\. Make it readable"):
+        verify_build(engines, BUILD_ID)
+
+
 def test_a_build_without_manifest(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="no such build"):
         verify_build(tmp_path, BUILD_ID)
@@ -171,6 +215,11 @@ class TestCommand:
         assert "run `make engines` again" in out
         assert cli.run([*arguments, "--json"]) == cli.EXIT_FAIL
         assert json.loads(capsys.readouterr().out)["changed"] == ["target/weights"]
+
+    @pytest.mark.parametrize("reference", ["", ".", "..", "../x", BUILD_ID + "/target", "Not A Name"])
+    def test_what_names_no_build(self, reference: str, engines: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.run(["verify-manifest", reference, "--engines-root", str(engines)]) == cli.EXIT_USAGE
+        assert "neither a build id" in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
     def test_what_was_never_built(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.run(["verify-manifest", "tiny", "--engines-root", str(tmp_path)]) == cli.EXIT_FAIL

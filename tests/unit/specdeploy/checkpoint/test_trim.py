@@ -17,9 +17,10 @@ from helpers.fabricated_checkpoints import (
     llama_tensors,
     write_checkpoint,
 )
-from helpers.pair_files import codes, compare, write_eagle3
+from helpers.pair_files import codes, compare, edit_config, kept_ids, write_eagle3
 from specdeploy.checkpoint.safetensors_header import read_tensor, read_weight_files
 from specdeploy.checkpoint.trim import REPORT_NAME, trim_vocabulary
+from specdeploy.checkpoint.vocab_maps import maps_of_kept_ids
 from specdeploy.checkpoint_contract import PairVerdict
 from specdeploy.contract import Lane, Method
 from specdeploy.errors import CheckpointError
@@ -204,3 +205,53 @@ def test_the_same_corpus_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> N
     for name in ("a", "b"):
         trim_vocabulary(draft, [corpus], 50, tmp_path / name)  # more than the corpus uses: ties, lowest first
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("d2t", "words"),
+    [
+        (np.zeros(100, np.int64), r"d2t: \[vocab-map-all-zero\]"),
+        (kept_ids(SIZE, 100), r"d2t: \[vocab-map-absolute\]"),
+        (np.roll(maps_of_kept_ids(kept_ids(SIZE, 100), 320)[0], 1), r"d2t: \[vocab-map-"),
+        (np.arange(100)[::-1].astype(np.int64), r"d2t: \[vocab-map-order\]"),
+        (maps_of_kept_ids(kept_ids(SIZE, 90), 320)[0], r"\[vocab-map-size\] 90 entries"),
+        (maps_of_kept_ids(kept_ids(SIZE, 100), 320)[0][:, None], r"d2t: I64 \[100, 1\], expected int64 \[n\]"),
+        (np.zeros((), np.int64), r"d2t: I64 \[\], expected int64 \[n\]"),
+        (np.zeros(100, np.int32), r"d2t: I32 \[100\], expected int64 \[n\]"),
+        (np.zeros(1_000_000, np.int64), r"d2t: I64 \[1000000\], expected int64 \[n\]"),
+    ],
+)
+def test_a_head_with_wrong_maps_is_not_trimmed_into_one_that_looks_right(
+    d2t: NDArray[Any], words: str, corpus: Path, tmp_path: Path
+) -> None:
+    write_draft(tmp_path / "target")
+    shapes = {"d2t": ({"int64": "I64", "int32": "I32"}[str(d2t.dtype)], d2t.shape)}
+    head = write_eagle3(tmp_path / "head", SIZE, draft_vocab=100, d2t=d2t, extra=shapes)
+
+    with pytest.raises(CheckpointError, match=words):
+        trim_vocabulary(head, [corpus], 2, tmp_path / "trimmed", target=tmp_path / "target")
+
+    assert not (tmp_path / "trimmed").exists()
+
+
+def test_a_mask_or_a_stated_size_that_disagrees_is_refused(corpus: Path, tmp_path: Path) -> None:
+    write_draft(tmp_path / "target")
+    other = maps_of_kept_ids(np.arange(100), 320)[1]
+    heads = {
+        "vocab-map-disagree": write_eagle3(tmp_path / "a", SIZE, draft_vocab=100, values={"t2d": other}),
+        "vocab-map-size": write_eagle3(tmp_path / "b", SIZE, draft_vocab=100),
+        "t2d: BOOL": write_eagle3(tmp_path / "c", SIZE, draft_vocab=100, extra={"t2d": ("BOOL", (320, 1))}),
+    }
+    edit_config(heads["vocab-map-size"], draft_vocab_size=99)
+
+    for words, head in heads.items():
+        with pytest.raises(CheckpointError, match=words):
+            trim_vocabulary(head, [corpus], 2, tmp_path / "trimmed", target=tmp_path / "target")
+
+
+def test_a_vocabulary_size_that_no_model_has_asks_for_no_memory(corpus: Path, tmp_path: Path) -> None:
+    draft = write_draft(tmp_path / "draft")
+    edit_config(draft, vocab_size=10**12)
+
+    with pytest.raises(CheckpointError, match="1000000000000 is no vocabulary"):
+        trim_vocabulary(draft, [corpus], 2, tmp_path / "trimmed")
