@@ -9,7 +9,7 @@ from specdeploy.checkpoint.json_text import ObjectReader, load_json_object
 from specdeploy.checkpoint.model_facts import rope_scaling
 from specdeploy.checkpoint.pair_serving import context_limit
 from specdeploy.config.load import LoadedDeployment
-from specdeploy.contract import Lane, unsupported_reason
+from specdeploy.contract import ConstrainedPolicy, Lane, unsupported_reason
 from specdeploy.errors import BuildError, ConfigError, Violation
 from specdeploy.manifest import MANIFEST_NAME, CurrentBuild, recorded_manifests, sha256_file, write_current_build
 from specdeploy.planner.schedule import plan_from_config
@@ -62,6 +62,11 @@ def _check_lane(loaded: LoadedDeployment) -> None:
     config = loaded.config
     if reason := unsupported_reason(config.lane, config.speculation.method):
         raise BuildError(f"{loaded.path}: speculation.method: {reason}")
+    if config.speculation.constrained is not ConstrainedPolicy.OFF:
+        raise BuildError(
+            f"{loaded.path}: speculation.constrained: {config.speculation.constrained} is not served by this version: "
+            "requests with guided decoding are refused. Write off"
+        )
     if config.lane is not Lane.TORCH:
         raise BuildError(f"{loaded.path}: lane: {config.lane} cannot be built by this version")
 

@@ -16,7 +16,6 @@ class Linear:
     """y = x W^T + b with `weight` [out, in] and optional `bias` [out]. Keeps the packed weight or the plain one."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.out_features, self.in_features = weight.shape
         self._bias = bias
         self._is_packed = can_pack(weight.device, weight.dtype)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self._is_packed else weight

@@ -177,3 +177,17 @@ def test_a_deployment_of_a_lane_that_is_still_to_come_is_inspected_and_not_built
     assert cli.run(["build", str(path), "--engines-root", str(pair / "engines")]) == cli.EXIT_FAIL
     assert "part of lane trtllm_llmapi but not built yet in this version" in capsys.readouterr().err
     assert not (pair / "engines").exists()
+
+
+@pytest.mark.parametrize("policy", ["canary", "on"])
+def test_a_policy_for_constrained_requests_that_is_not_served_is_not_built(
+    pair: Path, capsys: Capture, policy: str
+) -> None:
+    """Built all the same, every constrained request would be refused although the config promises them."""
+    overrides = {
+        "target": {"checkpoint": str(pair / "target")},
+        "speculation": {"method": "ngram", "max_draft_len": 3, "constrained": policy},
+    }
+    path = write_deployment(pair / "configs", "guided", overrides)
+    assert cli.run(["build", str(path), "--engines-root", str(pair / "engines")]) == cli.EXIT_FAIL
+    assert f"speculation.constrained: {policy} is not served by this version" in capsys.readouterr().err
