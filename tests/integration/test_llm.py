@@ -332,11 +332,13 @@ def test_a_draft_model_changes_the_steps_alone_and_its_server_stops_gracefully(
     deployed: Deployed, tmp_path: Path
 ) -> None:
     """The target as its own draft is accepted always. Triton waits for a model's last request to be released: one that
-    is kept alive costs its exit timeout."""
+    is kept alive costs its exit timeout. The refused request comes first: a refusal is answered inside `execute`, and
+    Triton itself loses a model that is unloaded between such an answer and the end of its `execute`."""
     expected = [ids(answer(deployed, request(prompt, num_draft_tokens=0))) for prompt in PROMPTS]
     speculation = {"method": "draft_model", "max_draft_len": 3, "draft": {"checkpoint": "checkpoint"}}
     served = deploy(tmp_path, "drafted", {"speculation": speculation})
     try:
+        assert post(served, "generate", temperature=-1).status_code >= 400
         answers = answer_all(served, [request(prompt) for prompt in PROMPTS])
         assert [ids(messages) for messages in answers] == expected
         for messages in answers:
@@ -344,7 +346,6 @@ def test_a_draft_model_changes_the_steps_alone_and_its_server_stops_gracefully(
             assert last.total_draft_tokens
             assert last.total_accepted_draft_tokens == last.total_draft_tokens
             assert last.num_steps == 7  # one for the prompt, then 4 tokens a step
-        assert post(served, "generate", temperature=-1).status_code >= 400
     finally:
         stop_server(tmp_path / "state", "drafted")
     log = Path(served.state.log_path).read_text()
