@@ -64,15 +64,19 @@ SUPPORTED: frozenset[tuple[Lane, Method]] = frozenset(
     {
         (Lane.TORCH, Method.NGRAM),
         (Lane.TORCH, Method.DRAFT_MODEL),
+        (Lane.TRTLLM_ENGINE, Method.DRAFT_MODEL),
+        (Lane.TRTLLM_ENGINE, Method.MEDUSA),
+        (Lane.TRTLLM_ENGINE, Method.EAGLE),
+        (Lane.TRTLLM_ENGINE, Method.REDRAFTER),
+        (Lane.TRTLLM_ENGINE, Method.LOOKAHEAD),
+        (Lane.TRTLLM_LLMAPI, Method.EAGLE3),
+        (Lane.TRTLLM_LLMAPI, Method.DRAFT_MODEL),
+        (Lane.TRTLLM_LLMAPI, Method.NGRAM),
+        (Lane.TRTLLM_LLMAPI, Method.MTP),
     }
 )
 PLANNED: frozenset[tuple[Lane, Method]] = frozenset(
     {(Lane.TORCH, method) for method in (Method.EAGLE3, Method.MEDUSA, Method.LAYER_SKIP, Method.SUFFIX, Method.AUTO)}
-    | {
-        (Lane.TRTLLM_ENGINE, method)
-        for method in (Method.DRAFT_MODEL, Method.MEDUSA, Method.EAGLE, Method.REDRAFTER, Method.LOOKAHEAD)
-    }
-    | {(Lane.TRTLLM_LLMAPI, method) for method in (Method.EAGLE3, Method.DRAFT_MODEL, Method.NGRAM, Method.MTP)}
 )
 
 
@@ -170,8 +174,66 @@ class BuildCheck(ContractModel):
     detail: str
 
 
+class EngineModel(StrEnum):
+    """Engines (or LLM instances) of a TensorRT-LLM build; in the engine lane also names of Triton models."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+    TARGET_PLAIN = "target_plain"
+
+
+class EngineRecord(ContractModel):
+    """One engine of a build: what it was built for, checked again where it is packed and where it is served.
+
+    `folder` is relative to the build. `decoding` is trtllm-build's `--speculative_decoding_mode` or the LLM API's
+    `decoding_type`; None = plain. `max_draft_len` counts the tokens one step may verify besides the target's own (of a
+    tree: its nodes). `kv_tokens` is what the memory budget gives its key/value cache, None where it was not computed.
+    """
+
+    model: EngineModel
+    folder: str
+    decoding: str | None
+    max_draft_len: NonNegativeInt
+    max_batch_size: PositiveInt
+    max_seq_len: PositiveInt
+    max_num_tokens: PositiveInt
+    tensor_parallel: PositiveInt = 1
+    pipeline_parallel: PositiveInt = 1
+    dtype: str
+    quantization: str | None = None
+    kv_cache_dtype: str = "auto"
+    kv_tokens: PositiveInt | None = None
+    gpu_ids: tuple[NonNegativeInt, ...] = ()
+
+
+class MemoryLine(ContractModel):
+    """One line of a memory budget on one GPU: `formula` is the arithmetic that gives `num_bytes`."""
+
+    subject: str
+    formula: str
+    num_bytes: int
+
+
+class MemoryBudget(ContractModel):
+    """Memory of the fullest GPU: lines that add up, what is left for key/value caches, and tokens for each engine.
+
+    `kv_bytes_per_token` and `kv_tokens` are per engine and GPU. `num_bytes` is the GPU's memory.
+    """
+
+    gpu: str
+    num_bytes: PositiveInt
+    lines: tuple[MemoryLine, ...]
+    kv_bytes: int
+    kv_bytes_per_token: dict[EngineModel, NonNegativeInt]
+    kv_tokens: dict[EngineModel, NonNegativeInt]
+    max_sequences: NonNegativeInt
+    max_sequences_without_draft: NonNegativeInt
+
+
 class EngineManifest(ContractModel):
     """What `engines/<build_id>/manifest.json` says: contents, origin and versions. Immutable once written.
+
+    `engines`, `memory` and `gpu_architecture` (such as sm90) belong to the TensorRT-LLM lanes.
 
     `pair_digest` changes with target, draft, tokenizer, special ids, chat template, lane or versions: what was proven
     about one pair holds for that digest only. None in a manifest written before it existed.
@@ -186,6 +248,9 @@ class EngineManifest(ContractModel):
     versions: dict[str, str]
     checks: tuple[BuildCheck, ...]
     created_at: str
+    engines: tuple[EngineRecord, ...] = ()
+    memory: MemoryBudget | None = None
+    gpu_architecture: str | None = None
 
 
 class RepositoryManifest(ContractModel):
@@ -341,7 +406,11 @@ class PlannedDraftLen(ContractModel):
 
 
 class RunSummary(ContractModel):
-    """Everything one `bench` run saw; `gate` and `report` need nothing else of it."""
+    """Everything one `bench` run saw; `gate` and `report` need nothing else of it.
+
+    `effective_concurrency` is how many requests of full length the server decodes at once and `concurrency_limit` what
+    bounds it (rows, engine batch, key/value memory); None where the server does not say.
+    """
 
     schema_version: Literal[1] = 1
     deployment: str
@@ -361,6 +430,12 @@ class RunSummary(ContractModel):
     cells: tuple[CellSummary, ...]
     comparisons: tuple[Comparison, ...]
     environment: dict[str, str]
+    effective_concurrency: PositiveInt | None = None
+    concurrency_limit: str | None = None
+
+    def is_queued(self, concurrency: int) -> bool:
+        """Whether `concurrency` requests cannot run at once on this server: its latencies then contain a queue."""
+        return self.effective_concurrency is not None and concurrency > self.effective_concurrency
 
 
 class Status(StrEnum):

@@ -11,7 +11,9 @@ from specdeploy.checkpoint.hf_config import SUPPORTED_ARCHITECTURES
 from specdeploy.checkpoint_contract import CheckpointInfo, LaneFit
 from specdeploy.contract import Lane, Method, unsupported_reason
 
-ENGINE_VERSIONS = "TensorRT-LLM <= 1.2.1"
+# What this project knows the flags and fields of starts at 1.0.
+ENGINE_VERSIONS = "TensorRT-LLM 1.0 to 1.2.1"
+LLMAPI_VERSIONS = "TensorRT-LLM >= 1.0"
 UNKNOWN = "unknown: "
 
 # Rows of the supported-models page of TensorRT-LLM's main branch: does the LLM API run EAGLE-3 / MTP for this family?
@@ -107,7 +109,7 @@ def _unknown(reason: str) -> _Answer:
     return _Answer(can_serve=False, reason=UNKNOWN + reason)
 
 
-def _refusal_of_weights(shape: PairShape) -> _Answer | None:
+def _refusal_of_weights(shape: PairShape, lane: Lane) -> _Answer | None:
     """What both TensorRT-LLM lanes refuse or nobody has shown on H100 and H200, whatever the method."""
     if shape.has_trimmed_draft_model:
         return _no(
@@ -121,14 +123,25 @@ def _refusal_of_weights(shape: PairShape) -> _Answer | None:
         cache = ((info.quantization.kv_cache_dtype if info.quantization is not None else None) or info.kv_dtype) or ""
         for part, dtype in (("weights are", weights), ("KV cache is", cache.lower())):
             if "mxfp4" in dtype:
-                unproven = unproven or _unknown(f"no page says whether H100 and H200 run it: {role} {part} {dtype}")
+                unproven = unproven or _judge_mxfp4(f"{role} {part} {dtype}", lane)
             elif "fp4" in dtype:
                 return _no(f"{role} {part} {dtype}: FP4 needs Blackwell, H100 and H200 cannot run it")
     return unproven
 
 
+def _judge_mxfp4(what: str, lane: Lane) -> _Answer:
+    """MXFP4 is unpacked to 16 bit on Hopper where it runs at all.
+
+    Source: TensorRT-LLM docs/source/blogs/tech_blog/blog9_Deploying_GPT_OSS_on_TRTLLM.md@04a2a261 (GPT-OSS on H200),
+    against docs/source/features/quantization.md@09d4c79b, whose hardware matrix leaves Hopper empty.
+    """
+    if lane is Lane.TRTLLM_ENGINE:
+        return _no(f"{what}: no converter of the engine flow has a flag for it")
+    return _unknown(f"pages disagree whether H100 and H200 run it: {what}")
+
+
 def _fit_engine(shape: PairShape, method: Method) -> _Answer:
-    if (refusal := _refusal_of_weights(shape)) is not None:
+    if (refusal := _refusal_of_weights(shape, Lane.TRTLLM_ENGINE)) is not None:
         return refusal
     family = _family(shape.target)
     if method is Method.DRAFT_MODEL:
@@ -155,7 +168,7 @@ def _fit_engine(shape: PairShape, method: Method) -> _Answer:
 
 
 def _fit_llmapi(shape: PairShape, method: Method) -> _Answer:
-    if (refusal := _refusal_of_weights(shape)) is not None:
+    if (refusal := _refusal_of_weights(shape, Lane.TRTLLM_LLMAPI)) is not None:
         return refusal
     if method is Method.EAGLE3:
         return _fit_llmapi_eagle3(_family(shape.target))
@@ -163,10 +176,10 @@ def _fit_llmapi(shape: PairShape, method: Method) -> _Answer:
         return _fit_llmapi_mtp(shape.target)
     if method is Method.DRAFT_MODEL:
         reason = "decoding_type DraftTarget (Draft_Target from 1.3 on), any model with the same tokenizer"
-        return _Answer(True, reason, "TensorRT-LLM >= 0.21")
+        return _Answer(True, reason, LLMAPI_VERSIONS)
     if method is Method.NGRAM:
         reason = "decoding_type NGram, overlap scheduler off, max_matching_ngram_size written out"
-        return _Answer(True, reason, "TensorRT-LLM >= 0.21")
+        return _Answer(True, reason, LLMAPI_VERSIONS)
     if method is Method.EAGLE:
         return _no("EAGLE-1 and EAGLE-2 heads do not load in the LLM API; its decoding_type Eagle means EAGLE-3")
     return _no(f"the LLM API (PyTorch flow) has no method {method}")
@@ -180,7 +193,7 @@ def _fit_llmapi_eagle3(family: str) -> _Answer:
         return _no(f"the supported-models page says no to EAGLE-3 for {family}")
     if family in _LLMAPI_EAGLE3_BY_NOTES:
         reason = f"release notes name {family} models for EAGLE-3, decoding_type Eagle (Eagle3 from 1.3 on)"
-        return _Answer(True, reason, "TensorRT-LLM >= 1.0")
+        return _Answer(True, reason, LLMAPI_VERSIONS)
     return _unknown(f"no page says whether EAGLE-3 runs for {family or 'this architecture'}")
 
 
@@ -192,9 +205,7 @@ def _fit_llmapi_mtp(target: CheckpointInfo) -> _Answer:
         return _unknown(f"no page says whether MTP runs for {family or 'this architecture'}")
     if not _LLMAPI_MTP[family]:
         return _no(f"the supported-models page says no to MTP for {family}")
-    versions = (
-        "TensorRT-LLM >= 1.0" if family == "DeepseekV3" else "TensorRT-LLM main branch; check the installed release"
-    )
+    versions = LLMAPI_VERSIONS if family == "DeepseekV3" else "TensorRT-LLM main branch; check the installed release"
     return _Answer(True, f"MTP is listed for {family}", versions)
 
 

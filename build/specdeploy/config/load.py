@@ -228,7 +228,8 @@ def _cross_section_violations(data: Mapping[str, Any], path: Path) -> list[Viola
                 sections[name] = adapter.validate_json(json.dumps(data[name]), strict=True)
             except ValidationError:  # reported already, with the whole file
                 sections[name] = None
-    return [_violation_of(problem, str(path)) for problem in cross_section_problems(**sections)]
+    problems = cross_section_problems(**sections, has_tensorrt_llm=data.get("tensorrt_llm") is not None)
+    return [_violation_of(problem, str(path)) for problem in problems]
 
 
 def _check_files(data: Mapping[str, Any], path: Path) -> Iterator[Violation]:

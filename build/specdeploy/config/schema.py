@@ -7,6 +7,7 @@ only, listed in `cross_section_problems`, so that the loader can still report it
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
@@ -115,14 +116,92 @@ class NgramConfig(ContractModel):
         return self
 
 
+class TreePaths(ContractModel):
+    """Base of heads that propose a tree: `choices` lists the paths from the root, each a list of child ranks."""
+
+    choices: Annotated[
+        tuple[tuple[NonNegativeInt, ...], ...] | None,
+        Field(description="Tree paths such as [[0], [0, 0], [1]]; null = the engine's default tree mc_sim_7b_63."),
+    ] = None
+
+    @field_validator("choices")
+    @classmethod
+    def _paths_are_a_tree(cls, choices: tuple[tuple[int, ...], ...] | None) -> tuple[tuple[int, ...], ...] | None:
+        """A path needs its parent, and none may be there twice."""
+        problems: list[Problem] = []
+        seen: set[tuple[int, ...]] = set()
+        for index, path in enumerate(choices or ()):
+            if not path:
+                problems.append(Problem(f"[{index}]", "an empty path", "The root is implied: remove it."))
+            elif path in seen:
+                problems.append(Problem(f"[{index}]", f"path {list(path)} is there already", "Remove one of them."))
+            elif len(path) > 1 and path[:-1] not in set(choices or ()):
+                reason = f"path {list(path)} has no parent {list(path[:-1])}"
+                problems.append(Problem(f"[{index}]", reason, "Add the parent."))
+            seen.add(path)
+        if choices is not None and not choices:
+            problems.append(Problem("", "an empty tree proposes nothing", "Write null or at least one path."))
+        _raise_if_any(problems)
+        return choices
+
+    @property
+    def depth(self) -> int | None:
+        """Tokens of the longest path; None for the engine's default tree."""
+        return None if self.choices is None else max(len(path) for path in self.choices)
+
+
+class MedusaConfig(TreePaths):
+    """Medusa heads. The tree must not be deeper than `num_heads`; `speculation.max_draft_len` is the depth used."""
+
+    num_heads: PositiveInt = 4
+    num_layers: PositiveInt = 1
+
+
+class EagleConfig(TreePaths):
+    """An EAGLE-1 head: every path is exactly `num_layers` deep at its leaves (engine lane)."""
+
+    num_layers: PositiveInt = 4
+    max_non_leaves_per_layer: PositiveInt = 10
+
+
+class RedrafterConfig(ContractModel):
+    """ReDrafter: both numbers are frozen in the engine."""
+
+    num_beams: PositiveInt = 5
+    draft_len_per_beam: PositiveInt = 5
+
+
+class LookaheadConfig(ContractModel):
+    """Lookahead decoding (W, N, G); `speculation.max_draft_len` must be `lookahead_draft_len` of it."""
+
+    window_size: PositiveInt = 7
+    ngram_size: PositiveInt = 7
+    verification_set_size: PositiveInt = 7
+
+
+def lookahead_draft_len(config: LookaheadConfig) -> int:
+    """Draft tokens of lookahead decoding, (0 if N = 1 else N-2) + (W-1+G)(N-1): (7, 7, 7) gives 83.
+
+    Source: TensorRT-LLM examples/lookahead/README.md at commit 7ed07f06.
+    """
+    n = config.ngram_size
+    return (0 if n == 1 else n - 2) + (config.window_size - 1 + config.verification_set_size) * (n - 1)
+
+
 class SpeculationConfig(ContractModel):
     """How to draft. `draft_len_by_in_flight` lowers K under load; without it K is `max_draft_len` at any load."""
 
     method: Method
     draft: TargetConfig | None = None
-    max_draft_len: Annotated[int, Field(ge=1, le=64, description="K: draft tokens per step at most.")]
+    max_draft_len: Annotated[
+        int, Field(ge=1, le=255, description="K: depth of a draft; for lookahead the tokens of a step, 83 for (7,7,7).")
+    ]
     draft_len_by_in_flight: DraftLenRanges = ()
     ngram: NgramConfig = NgramConfig()
+    medusa: MedusaConfig = MedusaConfig()
+    eagle: EagleConfig = EagleConfig()
+    redrafter: RedrafterConfig = RedrafterConfig()
+    lookahead: LookaheadConfig = LookaheadConfig()
     constrained: Annotated[
         ConstrainedPolicy,
         Field(description="Requests with guided decoding: refused, only on a canary server, or served."),
@@ -140,10 +219,107 @@ class SpeculationConfig(ContractModel):
         if not needs_draft and self.draft is not None and self.method is not Method.AUTO:
             reason = f"method {self.method} needs no checkpoint to draft from"
             problems.append(Problem("draft", reason, "Remove the key."))
-        if self.method is not Method.NGRAM and self.ngram != NgramConfig():
-            problems.append(Problem("ngram", f"only method ngram reads it, not {self.method}", "Remove the key."))
+        problems += _unread_sections(self)
+        problems += _wrong_lengths(self)
         _raise_if_any(problems)
         return self
+
+
+def _unread_sections(speculation: SpeculationConfig) -> Iterator[Problem]:
+    """Sections of another method than the one chosen: a value there would be believed and never read."""
+    for method, default in (
+        (Method.NGRAM, NgramConfig()),
+        (Method.MEDUSA, MedusaConfig()),
+        (Method.EAGLE, EagleConfig()),
+        (Method.REDRAFTER, RedrafterConfig()),
+        (Method.LOOKAHEAD, LookaheadConfig()),
+    ):
+        if speculation.method is not method and getattr(speculation, method.value) != default:
+            reason = f"only method {method} reads it, not {speculation.method}"
+            yield Problem(method.value, reason, "Remove the key.")
+
+
+def _wrong_lengths(speculation: SpeculationConfig) -> Iterator[Problem]:
+    """Where a method's own numbers say what K is."""
+    k = speculation.max_draft_len
+    if speculation.method is Method.LOOKAHEAD and k != (due := lookahead_draft_len(speculation.lookahead)):
+        sizes = speculation.lookahead
+        shape = f"({sizes.window_size}, {sizes.ngram_size}, {sizes.verification_set_size})"
+        yield Problem("max_draft_len", f"{k} is not the {due} tokens of lookahead {shape}", f"Write {due}.")
+    if speculation.method is Method.MEDUSA:
+        heads, depth = speculation.medusa.num_heads, speculation.medusa.depth
+        if depth is not None and depth > heads:
+            reason = f"a path is {depth} tokens deep and there are {heads} heads"
+            yield Problem("medusa.choices", reason, "Shorten the paths or use a checkpoint with more heads.")
+        if k > heads:
+            yield Problem("max_draft_len", f"{k} exceeds the {heads} Medusa heads", f"Write at most {heads}.")
+    if speculation.method is Method.EAGLE:
+        layers, depth = speculation.eagle.num_layers, speculation.eagle.depth
+        if depth is not None and depth != layers:
+            reason = f"its paths are {depth} deep and num_layers is {layers}: both must be equal"
+            yield Problem("eagle.choices", reason, "Lengthen the paths or change num_layers.")
+        if k != layers:
+            yield Problem("max_draft_len", f"{k} is not eagle.num_layers {layers}", f"Write {layers}.")
+    if speculation.method is Method.REDRAFTER and k != (due := speculation.redrafter.draft_len_per_beam):
+        yield Problem("max_draft_len", f"{k} is not redrafter.draft_len_per_beam {due}", f"Write {due}.")
+
+
+class Gpu(StrEnum):
+    """GPUs that the TensorRT-LLM lanes are made for: Hopper, SM90."""
+
+    H100 = "h100"
+    H200 = "h200"
+
+
+class PlainInstance(StrEnum):
+    """Where requests go that must not be drafted for, with a method that cannot be switched off per request.
+
+    `beside` a second, plain engine in the same server; `swap` no second one: turning speculation off means another
+    start of the server; drafting then ends by load only where the engine can do so itself.
+    """
+
+    BESIDE = "beside"
+    SWAP = "swap"
+
+
+class TensorRtLlmConfig(ContractModel):
+    """What only the lanes `trtllm_engine` and `trtllm_llmapi` read."""
+
+    version: Annotated[
+        str,
+        Field(
+            pattern=r"^[0-9]+(\.[0-9]+)+(rc[0-9]+|\.post[0-9]+)?$",
+            description="Exact TensorRT-LLM version, such as 1.2.1.",
+        ),
+    ]
+    gpu: Annotated[Gpu, Field(description="GPU model the engines are for.")]
+    tensor_parallel: Annotated[PositiveInt, Field(description="GPUs that share every layer of the target.")] = 1
+    pipeline_parallel: PositiveInt = 1
+    expert_parallel: Annotated[PositiveInt | None, Field(description="GPUs that share the experts; null = 1.")] = None
+    draft_tensor_parallel: Annotated[
+        PositiveInt | None, Field(description="GPUs of the draft model; null = as the target (engine lane).")
+    ] = None
+    num_nodes: PositiveInt = 1
+    quantization: Annotated[
+        Literal["none", "fp8"],
+        Field(description="Quantise the target while converting (engine lane). A quantised checkpoint says none."),
+    ] = "none"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    kv_cache_fraction: Annotated[
+        float, Field(gt=0, lt=1, description="Part of the memory left after weights that key/value caches may use.")
+    ] = 0.85
+    kv_cache_reuse: bool = True
+    max_num_tokens: Annotated[PositiveInt, Field(description="Tokens of all requests in one step.")] = 8192
+    plain_instance: PlainInstance = PlainInstance.BESIDE
+    guided_decoding_backend: Annotated[
+        Literal["xgrammar", "llguidance"] | None, Field(description="Serve guided decoding, without drafting.")
+    ] = None
+    trust_remote_code: bool = False
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the target: tensor x pipeline parallel."""
+        return self.tensor_parallel * self.pipeline_parallel
 
 
 class ServingConfig(ContractModel):
@@ -237,6 +413,9 @@ class DeploymentConfig(ContractModel):
     speculation: SpeculationConfig
     serving: ServingConfig = ServingConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    tensorrt_llm: Annotated[
+        TensorRtLlmConfig | None, Field(description="Version, GPUs and memory; both TensorRT-LLM lanes need it.")
+    ] = None
     traffic: TrafficConfig
     slos: tuple[Slo, ...] = ()
 
@@ -249,6 +428,7 @@ class DeploymentConfig(ContractModel):
                 serving=self.serving,
                 traffic=self.traffic,
                 slos=self.slos,
+                has_tensorrt_llm=self.tensorrt_llm is not None,
             )
         )
         return self
@@ -261,11 +441,16 @@ def cross_section_problems(
     serving: ServingConfig | None,
     traffic: TrafficConfig | None,
     slos: tuple[Slo, ...] | None,
+    has_tensorrt_llm: bool | None = None,
 ) -> list[Problem]:
     """Broken rules between sections; a section that is itself broken is None and its rules are skipped."""
     problems: list[Problem] = []
     if lane is not None and speculation is not None and (reason := impossible_reason(lane, speculation.method)):
         problems.append(Problem("speculation.method", reason, "Choose a method and a lane that go together."))
+    if lane is not None and has_tensorrt_llm is not None and has_tensorrt_llm != (lane is not Lane.TORCH):
+        reason = f"lane {lane} reads no such section" if has_tensorrt_llm else f"lane {lane} needs this section"
+        remedy = "Remove it." if has_tensorrt_llm else "Name at least version (such as 1.2.1) and gpu (h100 or h200)."
+        problems.append(Problem("tensorrt_llm", reason, remedy))
     if speculation is not None and traffic is not None:
         for index, segment in enumerate(traffic.segments):
             key = f"traffic.segments[{index}].draft_len_by_in_flight"

@@ -164,19 +164,34 @@ def test_trimming_from_the_command_line(pair: Path, capsys: Capture) -> None:
     assert cli.run([*arguments, "--keep", "2"]) == cli.EXIT_FAIL
 
 
-def test_a_deployment_of_a_lane_that_is_still_to_come_is_inspected_and_not_built(pair: Path, capsys: Capture) -> None:
+def test_a_deployment_for_another_machine_is_inspected_here_and_not_built(pair: Path, capsys: Capture) -> None:
     """The question whether the draft fits comes before the question who builds it."""
     overrides = {
         "lane": "trtllm_llmapi",
         "target": {"checkpoint": str(pair / "target")},
         "speculation": {"method": "eagle3", "max_draft_len": 3, "draft": {"checkpoint": str(pair / "head")}},
+        "tensorrt_llm": {"version": "1.2.1", "gpu": "h100"},
     }
-    path = write_deployment(pair / "configs", "later", overrides)
+    path = write_deployment(pair / "configs", "elsewhere", overrides)
     assert cli.run(["inspect", str(path), "--engines-root", str(pair / "engines")]) == 0
     assert "warning [aux-layers-guessed]" in capsys.readouterr().out
-    assert cli.run(["build", str(path), "--engines-root", str(pair / "engines")]) == cli.EXIT_FAIL
-    assert "part of lane trtllm_llmapi but not built yet in this version" in capsys.readouterr().err
-    assert not (pair / "engines").exists()
+    assert cli.run(["build", str(path), "--engines-root", str(pair / "engines")]) != 0
+    error = capsys.readouterr().err
+    assert "TensorRT-LLM" in error
+    assert "Traceback" not in error
+    assert not (pair / "engines" / "elsewhere.json").exists()
+
+
+def test_a_deployment_is_inspected_at_its_own_tensor_parallelism(pair: Path, capsys: Capture) -> None:
+    overrides = {
+        "lane": "trtllm_llmapi",
+        "target": {"checkpoint": str(pair / "target")},
+        "speculation": {"method": "ngram", "max_draft_len": 3},
+        "tensorrt_llm": {"version": "1.2.1", "gpu": "h100", "tensor_parallel": 7},
+    }
+    path = write_deployment(pair / "configs", "uneven", overrides)
+    assert cli.run(["inspect", str(path), "--engines-root", str(pair / "engines")]) == cli.EXIT_FAIL
+    assert "do not divide by 7 GPUs" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("policy", ["canary", "on"])

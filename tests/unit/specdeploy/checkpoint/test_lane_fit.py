@@ -4,7 +4,7 @@ import pytest
 
 from specdeploy.checkpoint.lane_fit import PairShape, fit_lanes, is_unknown
 from specdeploy.checkpoint_contract import CheckpointInfo, CheckpointKind, LaneFit, Quantization
-from specdeploy.contract import Lane, Method
+from specdeploy.contract import SUPPORTED, Lane, Method
 
 
 def info(architecture: str = "LlamaForCausalLM", **facts: object) -> CheckpointInfo:
@@ -85,6 +85,10 @@ def test_mxfp4_is_unknown_and_nvfp4_beside_it_still_no() -> None:
     nvfp4 = info(quantization=Quantization(method="NVFP4", bits=4, source="hf_quant_config.json"))
 
     assert is_unknown(answers(PairShape(mxfp4, info()), Method.EAGLE3)[Lane.TRTLLM_LLMAPI])
+    unread = answers(PairShape(mxfp4, info()), Method.LOOKAHEAD)[Lane.TRTLLM_ENGINE]
+    assert not unread.can_serve
+    assert not is_unknown(unread)
+    assert "no converter of the engine flow has a flag for it" in unread.reason
     refused = answers(PairShape(mxfp4, nvfp4), Method.EAGLE3)[Lane.TRTLLM_LLMAPI]
     assert not refused.can_serve
     assert not is_unknown(refused)
@@ -93,3 +97,12 @@ def test_mxfp4_is_unknown_and_nvfp4_beside_it_still_no() -> None:
 def test_a_trimmed_draft_model_is_for_the_torch_lane_alone() -> None:
     fits = answers(PairShape(info(), info(), has_trimmed_draft_model=True), Method.DRAFT_MODEL)
     assert [lane for lane, fit in fits.items() if fit.can_serve] == [Lane.TORCH]
+
+
+def test_a_lane_serves_no_method_that_the_table_of_lanes_lacks() -> None:
+    """Each answers another question, and a yes here beside a no there would send a person in circles."""
+    target = info("DeepseekV3ForCausalLM", num_mtp_layers=1)
+    for method in Method:
+        for shape in (PairShape(info(), info()), PairShape(target, None)):
+            served = {fit.lane for fit in fit_lanes(shape, method) if fit.can_serve}
+            assert served <= {lane for lane in Lane if (lane, method) in SUPPORTED}, method

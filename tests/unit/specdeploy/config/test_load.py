@@ -168,14 +168,19 @@ def test_everything_wrong_is_reported_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "key", "reason"),
     [
-        ({"lane": "trtllm_engine"}, "speculation.method", "cannot be built by this version"),
+        (
+            {"lane": "trtllm_engine", "tensorrt_llm": {"version": "1.2.1", "gpu": "h100"}},
+            "speculation.method",
+            "lane trtllm_engine has no method ngram",
+        ),
         ({"speculation": {"method": "eagle3", "max_draft_len": 4}}, "speculation.draft", "eagle3 needs a draft"),
         (
             {"speculation": {"method": "layer_skip", "max_draft_len": 4, "draft": {"checkpoint": "x"}}},
             "speculation.draft",
             "layer_skip needs no checkpoint",
         ),
-        ({"speculation": {"method": "lookahead", "max_draft_len": 4}}, "speculation.method", "has no method"),
+        ({"speculation": {"method": "lookahead", "max_draft_len": 83}}, "speculation.method", "has no method"),
+        ({"speculation": {"method": "lookahead", "max_draft_len": 4}}, "speculation.max_draft_len", "is not the 83"),
         ({"speculation": {"method": "draft_model", "max_draft_len": 4}}, "speculation.draft", "needs a draft"),
         ({"speculation": {"method": "ngram", "max_draft_len": 0}}, "speculation.max_draft_len", "out of range"),
         ({"speculation": {"max_draft_len": 4}}, "speculation.method", "required key is missing"),
@@ -216,7 +221,7 @@ def test_single_violations(overrides: dict[str, Any], key: str, reason: str, tmp
 def test_rules_between_sections_are_reported_although_another_section_is_broken(tmp_path: Path) -> None:
     overrides: dict[str, Any] = {
         "dtype": "int4",
-        "speculation": {"method": "lookahead", "max_draft_len": 4},
+        "speculation": {"method": "lookahead", "max_draft_len": 83},
         "slos": [{"segment": "nobody", "metric": "ttft", "percentile": "p50", "max_ms": 1}],
     }
     keys = [violation.key for violation in violations_of(write_deployment(tmp_path, overrides=overrides))]

@@ -1,0 +1,120 @@
+"""What the LLM API lane (PyTorch flow) refuses, and what an engine without a switch per request refuses in any lane."""
+
+from packaging.version import Version
+
+from specdeploy.config.schema import PlainInstance
+from specdeploy.contract import ConstrainedPolicy, Lane, Method, SegmentPlan
+from specdeploy.errors import Violation
+from specdeploy.trtllm.engine_rules import draft_len_ranges
+from specdeploy.trtllm.rule import DeploymentFacts, Refusal
+
+# Release notes of 1.1 allow guided decoding beside speculation. Before, the executor raises ValueError while it starts
+# (tensorrt_llm/_torch/pyexecutor/py_executor_creator.py of 1.0), so that there only a plain instance constrains.
+_FIRST_GUIDED_VERSION = Version("1.1.0")
+
+
+def _refuse_pipeline(facts: DeploymentFacts) -> Violation | None:
+    pipeline = facts.section.pipeline_parallel
+    if not facts.is_llmapi or pipeline == 1:
+        return None
+    reason = f"{pipeline}: the LLM API does not combine speculation with pipeline parallelism"
+    remedy = f"Write 1 and raise tensor_parallel, or use lane {Lane.TRTLLM_ENGINE} with method draft_model."
+    return facts.violation("tensorrt_llm.pipeline_parallel", reason, remedy)
+
+
+def _refuse_early_guides(facts: DeploymentFacts) -> Violation | None:
+    constrained = facts.config.speculation.constrained
+    if not facts.is_llmapi or facts.version >= _FIRST_GUIDED_VERSION or constrained is ConstrainedPolicy.OFF:
+        return None
+    reason = f"{constrained}: TensorRT-LLM {facts.version} raises ValueError for guided decoding with speculation"
+    remedy = f"Write off, which serves guided requests without drafts, or use version {_FIRST_GUIDED_VERSION} or later."
+    return facts.violation("speculation.constrained", reason, remedy)
+
+
+def _refuse_switch_without_plain_instance(facts: DeploymentFacts) -> Violation | None:
+    """Segments that are not drafted for, or differently, need a plain engine to send them to."""
+    if facts.can_switch_per_request or facts.section.plain_instance is PlainInstance.BESIDE:
+        return None
+    who = f"method {facts.method} in lane {facts.lane} has no switch per request"
+    remedy = "Write tensorrt_llm.plain_instance: beside, or use lane trtllm_engine with method draft_model."
+    for index, segment in enumerate(facts.config.traffic.segments):
+        key = f"traffic.segments[{index}]"
+        if not segment.speculate:
+            reason = f"false beside plain_instance: swap: {who}"
+            return facts.violation(f"{key}.speculate", reason, remedy)
+        if segment.draft_len_by_in_flight:
+            reason = f"a K of its own beside plain_instance: swap: {who}"
+            return facts.violation(f"{key}.draft_len_by_in_flight", reason, f"{remedy} Or remove the ranges.")
+    if facts.is_engine and _varies_by_load(facts):
+        reason = f"a K that follows the load beside plain_instance: swap: {who}, and its engine drafts at any load"
+        return facts.violation("speculation.draft_len_by_in_flight", reason, f"{remedy} Or remove the ranges.")
+    return None
+
+
+def _varies_by_load(facts: DeploymentFacts) -> bool:
+    speculation = facts.config.speculation
+    if not speculation.draft_len_by_in_flight:
+        return False
+    plan = SegmentPlan(segment="", ranges=speculation.draft_len_by_in_flight)
+    return any(
+        plan.draft_len(load) != speculation.max_draft_len for load in range(1, facts.config.serving.max_rows + 1)
+    )
+
+
+def _refuse_guides_without_plain_instance(facts: DeploymentFacts) -> Violation | None:
+    """Guided requests are served undrafted, which needs an engine that does not draft."""
+    backend = facts.section.guided_decoding_backend
+    if backend is None or facts.can_switch_per_request or facts.section.plain_instance is PlainInstance.BESIDE:
+        return None
+    reason = f"{backend} beside plain_instance: swap: guided requests would be drafted for"
+    remedy = "Write tensorrt_llm.plain_instance: beside, or remove the key: guided requests are then refused."
+    return facts.violation("tensorrt_llm.guided_decoding_backend", reason, remedy)
+
+
+def _refuse_partial_draft_len(facts: DeploymentFacts) -> Violation | None:
+    """With two instances the router picks one of them: all of K or none."""
+    if not facts.is_llmapi or facts.section.plain_instance is not PlainInstance.BESIDE:
+        return None
+    k = facts.config.speculation.max_draft_len
+    for key, entry in draft_len_ranges(facts):
+        if entry.draft_len not in (0, k):
+            reason = f"{entry.draft_len} beside plain_instance: beside: the instance that drafts has K {k}, the other 0"
+            remedy = f"Write 0 or {k}, or lane {Lane.TRTLLM_ENGINE} with method draft_model, whose K follows the load."
+            return facts.violation(key, reason, remedy)
+    return None
+
+
+def _refuse_quantising(facts: DeploymentFacts) -> Violation | None:
+    if not facts.is_llmapi or facts.section.quantization == "none":
+        return None
+    reason = f"{facts.section.quantization}: the LLM API reads quantisation from the checkpoint and makes none"
+    remedy = f"Write none and name a checkpoint that is quantised, or use lane {Lane.TRTLLM_ENGINE}."
+    return facts.violation("tensorrt_llm.quantization", reason, remedy)
+
+
+def _refuse_ngram_minimum(facts: DeploymentFacts) -> Violation | None:
+    smallest = facts.config.speculation.ngram.min_matching_ngram_size
+    if not facts.is_llmapi or facts.method is not Method.NGRAM or smallest == 1:
+        return None
+    reason = f"{smallest}: the LLM API has no such limit, it drafts from matches of one token on"
+    remedy = f"Write 1 or remove the key, or use lane {Lane.TORCH}."
+    return facts.violation("speculation.ngram.min_matching_ngram_size", reason, remedy)
+
+
+def _refuse_mtp_without_module(facts: DeploymentFacts) -> Violation | None:
+    if facts.method is not Method.MTP or facts.target is None or facts.target.num_mtp_layers:
+        return None
+    reason = f"target {facts.target.reference} holds no MTP module"
+    return facts.violation("speculation.method", reason, "Use a target with one, or method ngram or draft_model.")
+
+
+LLMAPI_RULES: tuple[Refusal, ...] = (
+    Refusal("llmapi-pipeline", _refuse_pipeline, "speculation + pipeline parallel > 1"),
+    Refusal("llmapi-early-guides", _refuse_early_guides, "speculation + guided decoding"),
+    Refusal("no-per-request-switch", _refuse_switch_without_plain_instance, "per-request drafting switch"),
+    Refusal("guides-need-plain-instance", _refuse_guides_without_plain_instance, "speculation + guided decoding"),
+    Refusal("llmapi-partial-draft-len", _refuse_partial_draft_len),
+    Refusal("llmapi-quantization", _refuse_quantising),
+    Refusal("llmapi-ngram-minimum", _refuse_ngram_minimum),
+    Refusal("mtp-module-missing", _refuse_mtp_without_module),
+)
