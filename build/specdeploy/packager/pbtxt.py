@@ -27,7 +27,11 @@ class InstanceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TritonModelConfig:
-    """What a `config.pbtxt` of this project may say. No dynamic batching, no response cache: the engine batches."""
+    """What a `config.pbtxt` of this project may say. No response cache; batches are made by the engine.
+
+    `max_queue_size` adds the dynamic batcher that the C++ backend of TensorRT-LLM is fed by, without any delay of its
+    own; 0 = no limit. `blank_parameters` are written with an empty value, which reads as unset.
+    """
 
     name: str
     backend: str
@@ -38,6 +42,8 @@ class TritonModelConfig:
     instance_kind: InstanceKind = InstanceKind.CPU
     instance_count: int = 1
     parameters: Mapping[str, str] = field(default_factory=dict)
+    max_queue_size: int | None = None
+    blank_parameters: tuple[str, ...] = ()
 
 
 def render_pbtxt(config: TritonModelConfig, header: str = "") -> str:
@@ -75,6 +81,7 @@ def _to_message(config: TritonModelConfig) -> model_config_pb2.ModelConfig:
         entry.data_type = model_config_pb2.DataType.Value(f"TYPE_{tensor.data_type}")
         if tensor.reshape_to_scalar:
             entry.reshape.SetInParent()  # present and empty: shape [ ]
+        entry.allow_ragged_batch = tensor.allow_ragged_batch
     for tensor in config.outputs:
         entry = message.output.add(name=tensor.name, dims=tensor.dims)
         entry.data_type = model_config_pb2.DataType.Value(f"TYPE_{tensor.data_type}")
@@ -82,6 +89,13 @@ def _to_message(config: TritonModelConfig) -> model_config_pb2.ModelConfig:
     message.instance_group.add(count=config.instance_count, kind=kind)
     for key, value in config.parameters.items():
         message.parameters[key].string_value = value
+    for key in config.blank_parameters:
+        message.parameters[key].string_value = ""
+    if config.max_queue_size is not None:
+        message.dynamic_batching.preferred_batch_size.append(config.max_batch_size)
+        message.dynamic_batching.max_queue_delay_microseconds = 0
+        message.dynamic_batching.default_queue_policy.max_queue_size = config.max_queue_size
+        message.dynamic_batching.default_queue_policy.SetInParent()
     return message
 
 
@@ -95,7 +109,11 @@ def _find_problems(config: TritonModelConfig) -> Iterator[str]:
     for key, value in config.parameters.items():
         if not value:
             yield f"parameter {key} is empty"
-    texts = (config.name, config.backend, *config.parameters, *config.parameters.values())
+    for key in sorted(set(config.blank_parameters) & set(config.parameters)):
+        yield f"parameter {key} has a value and is said to be blank"
+    if config.max_queue_size is not None and config.max_queue_size < 0:
+        yield f"max_queue_size {config.max_queue_size}: 0 means no limit, less means nothing"
+    texts = (config.name, config.backend, *config.parameters, *config.parameters.values(), *config.blank_parameters)
     for text in (*texts, *(tensor.name for tensor in config.inputs + config.outputs)):
         if TEMPLATE_MARK in text:
             yield f"{text!r} holds an unfilled template variable"
@@ -112,5 +130,5 @@ def _find_tensor_problems(kind: str, tensors: tuple[Tensor, ...]) -> Iterator[st
             yield f"{kind} {tensor.name}: dims {list(tensor.dims)} must be sizes of 1 or more, or -1 for any"
         if tensor.reshape_to_scalar and tensor.dims != (1,):
             yield f"{kind} {tensor.name}: only dims [1] can be reshaped to a scalar, not {list(tensor.dims)}"
-        if kind == "output" and (tensor.optional or tensor.reshape_to_scalar):
-            yield f"output {tensor.name}: optional and reshape_to_scalar belong to inputs"
+        if kind == "output" and (tensor.optional or tensor.reshape_to_scalar or tensor.allow_ragged_batch):
+            yield f"output {tensor.name}: optional, reshape_to_scalar and allow_ragged_batch belong to inputs"

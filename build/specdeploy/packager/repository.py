@@ -1,8 +1,11 @@
-"""DeploymentConfig -> Triton model repository, written beside its place and renamed into it.
+"""DeploymentConfig (and a build) -> Triton model repository, written beside its place and renamed into it.
 
 triton_repo/<deployment>/repository.json     what was written (Triton ignores plain files at the top)
 triton_repo/<deployment>/llm/config.pbtxt    names the deployment only: no digest, no path, so it can be checked in
 triton_repo/<deployment>/llm/1/model.py      two lines that import the model from the installed package
+
+The TensorRT-LLM lanes add scripts that start the server and, in the engine lane, one C++ model per engine. Those name
+absolute folders of the build: a repository belongs to the build it was packed for.
 """
 
 import contextlib
@@ -14,14 +17,20 @@ from pathlib import Path
 from filelock import FileLock
 
 from specdeploy.config.schema import DeploymentConfig
-from specdeploy.contract import RepositoryManifest
+from specdeploy.contract import Lane, RepositoryManifest
 from specdeploy.errors import PackagingError
 from specdeploy.manifest import hash_folder, write_json_atomically
+from specdeploy.packager.cross_checks import PUBLIC_MODEL, cross_check
+from specdeploy.packager.engine_models import render_engine_model
+from specdeploy.packager.launch_files import render_launch_files
+from specdeploy.packager.packaged_build import PackagedBuild
 from specdeploy.packager.pbtxt import TEMPLATE_MARK, TritonModelConfig, parse_pbtxt, render_pbtxt
+from specdeploy.packager.slurm_files import render_slurm_files
 from specdeploy.packager.tensors import INPUTS, OUTPUTS
 
-PUBLIC_MODEL = "llm"
 REPOSITORY_MANIFEST_NAME = "repository.json"
+_SCRIPT_SUFFIXES = {".sh", ".slurm"}
+_READ_SUFFIXES = {".pbtxt", ".py", ".yaml", ".json"} | _SCRIPT_SUFFIXES
 MODEL_SHIM = 'from specdeploy.serving.model import TritonPythonModel\n\n__all__ = ["TritonPythonModel"]\n'
 
 
@@ -38,18 +47,40 @@ def public_model_config(config: DeploymentConfig) -> TritonModelConfig:
     )
 
 
-def render_repository(config: DeploymentConfig) -> dict[str, str]:
-    """Every file of the deployment's repository: relative POSIX path -> text."""
+def render_repository(config: DeploymentConfig, build: PackagedBuild | None = None) -> dict[str, str]:
+    """Every file of the deployment's repository: relative POSIX path -> text.
+
+    Lane torch reads no `build`; the TensorRT-LLM lanes need one. Raises `PackagingError` for a model that could not be
+    written; whether the files fit config and build is `cross_check`'s question.
+    """
     header = f"Written by `make repo DEPLOYMENT={config.name}`; change configs/deployments/{config.name}.yaml instead."
-    return {
+    files = {
         f"{PUBLIC_MODEL}/config.pbtxt": render_pbtxt(public_model_config(config), header),
         f"{PUBLIC_MODEL}/1/model.py": MODEL_SHIM,
     }
+    if config.lane is Lane.TORCH:
+        return files
+    build = _require_build(config, build)
+    if config.lane is Lane.TRTLLM_ENGINE:
+        for record in build.engines:
+            files |= render_engine_model(config, build, record)
+    return files | render_launch_files(config, build) | render_slurm_files(config, build)
 
 
-def pack_repository(config: DeploymentConfig, repo_root: Path) -> RepositoryManifest:
-    """Write `repo_root/<deployment>/`; what stands there is replaced whole, and left alone when it is the same."""
-    files = render_repository(config)
+def pack_repository(
+    config: DeploymentConfig, repo_root: Path, build: PackagedBuild | None = None
+) -> RepositoryManifest:
+    """Write `repo_root/<deployment>/`; what stands there is replaced whole, and left alone when it is the same.
+
+    Raises `PackagingError` with everything that does not fit config and build; nothing is written then.
+    """
+    if config.lane is Lane.TORCH:
+        files = render_repository(config)
+    else:
+        build = _require_build(config, build)
+        files = render_repository(config, build)
+        if problems := cross_check(config, build, files):
+            raise PackagingError("\n".join(f"{config.name}: {problem}" for problem in problems))
     target = repo_root / config.name
     repo_root.mkdir(parents=True, exist_ok=True)
     with FileLock(repo_root / f".{config.name}.lock"):
@@ -66,6 +97,15 @@ def pack_repository(config: DeploymentConfig, repo_root: Path) -> RepositoryMani
     return manifest
 
 
+def _require_build(config: DeploymentConfig, build: PackagedBuild | None) -> PackagedBuild:
+    if build is None or not build.engines:
+        raise PackagingError(
+            f"{config.name}: a repository of lane {config.lane} names the engines of a build, and there is none. "
+            f"Run: make engines DEPLOYMENT={config.name}"
+        )
+    return build
+
+
 def check_repository(folder: Path) -> None:
     """PackagingError listing everything that would keep Triton from loading a model of this repository."""
     if problems := list(_find_problems(folder)):
@@ -77,6 +117,8 @@ def _write_repository(folder: Path, deployment: str, files: dict[str, str]) -> R
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
+        if path.suffix in _SCRIPT_SUFFIXES:
+            path.chmod(0o755)
     check_repository(folder)
     models = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
     manifest = RepositoryManifest(deployment=deployment, models=models, files=hash_folder(folder))
@@ -104,7 +146,7 @@ def _find_problems(folder: Path) -> Iterator[str]:
     if not models:
         yield f"{folder}: holds no model folder"
     for path in sorted(folder.rglob("*")):
-        if path.suffix in {".pbtxt", ".py", ".yaml", ".json"} and TEMPLATE_MARK in path.read_text(encoding="utf-8"):
+        if path.suffix in _READ_SUFFIXES and TEMPLATE_MARK in path.read_text(encoding="utf-8"):
             yield f"{path}: an unfilled template variable ({TEMPLATE_MARK}...)"
     for model in models:
         yield from _find_model_problems(model)

@@ -25,13 +25,17 @@ class DataType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One input or output. `dims` are per request, -1 = any; `reshape_to_scalar` hides them from the model."""
+    """One input or output. `dims` are per request, -1 = any; `reshape_to_scalar` hides them from the model.
+
+    `allow_ragged_batch`: requests of different lengths may join one batch without padding (C++ backend only).
+    """
 
     name: str
     data_type: DataType
     dims: tuple[int, ...]
     optional: bool = False
     reshape_to_scalar: bool = False
+    allow_ragged_batch: bool = False
 
 
 STOCK_INPUTS: tuple[Tensor, ...] = (

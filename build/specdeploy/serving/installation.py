@@ -56,6 +56,16 @@ def find_installation(container_root: Path = CONTAINER_ROOT) -> ServerInstallati
     )
 
 
+def find_container(remedy: str, container_root: Path = CONTAINER_ROOT) -> ServerInstallation:
+    """The container's server, for lanes that no other has the backends of. Raises `ServerError` with `remedy`."""
+    installation = ServerInstallation("container", container_root)
+    if not installation.binary.is_file():
+        raise ServerError(
+            f"{installation.binary} is missing: TensorRT-LLM is served by the vendor's container only. {remedy}"
+        )
+    return installation
+
+
 def lay_out_backends(installation: ServerInstallation, layout_root: Path) -> None:
     """Link the Python backend and the stub of the running Python version where `backend_directory` points.
 

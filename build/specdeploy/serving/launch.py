@@ -1,27 +1,42 @@
-"""What a server would be started with: checked against what was built and packed, before anything is started."""
+"""What a server would be started with: checked against what was built and packed, before anything is started.
+
+Lane torch starts the server itself. The TensorRT-LLM lanes start the launch.sh packed beside the models, inside
+their container only, and with the versions the build was made with.
+"""
 
 import os
 import secrets
 import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from specdeploy.config.load import LoadedDeployment
 from specdeploy.config.schema import ServingConfig
+from specdeploy.contract import Lane
 from specdeploy.errors import ServerError, SpecDeployError
 from specdeploy.manifest import CurrentBuild, load_current_build
 from specdeploy.serving.installation import (
     ENGINES_ROOT_VARIABLE,
     ServerInstallation,
+    find_container,
     find_installation,
     server_environment,
 )
+from specdeploy.serving.runtime_versions import Installed, find_installed_versions, runtime_problems
 
 MODEL = "llm"
 # Below STOP_GRACE_S: requests in flight get this long, then the server leaves by itself.
 _EXIT_TIMEOUT_S = 10
 # Importing torch and reading weights happens while the server waits for the stub; its default is 30 s.
 _STUB_TIMEOUT_S = 300
+LAUNCH_SCRIPT = "launch.sh"
+SLURM_SCRIPT = "launch.slurm"
+DOCKER_SCRIPT = "docker-run.sh"
+SHM_PREFIX_VARIABLE = "SPECDEPLOY_SHM_PREFIX"
+_START_TIMEOUT_S = 300.0
+# Engines and snapshots of hundreds of gigabytes are read from disk before the server answers.
+_LARGE_START_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +52,22 @@ class LaunchPlan:
     state_folder: Path
     installation: ServerInstallation
     shm_prefix: str
+    lane: Lane = Lane.TORCH
 
     @property
     def log_path(self) -> Path:
         """Standard output and error of the server."""
         return self.state_folder / "server.log"
 
+    @property
+    def start_timeout_s(self) -> float:
+        """How long a start may take before it counts as failed."""
+        return _START_TIMEOUT_S if self.lane is Lane.TORCH else _LARGE_START_TIMEOUT_S
+
     def command(self) -> list[str]:
-        """The command line of the server."""
+        """The command line of the server; the first word is the path of a program."""
+        if self.lane is not Lane.TORCH:
+            return [shutil.which("bash") or "/bin/bash", str(self.model_repository / LAUNCH_SCRIPT)]
         serving = self.serving
         return [
             str(self.installation.binary),
@@ -67,12 +90,15 @@ class LaunchPlan:
 
     def environment(self) -> dict[str, str]:
         """The environment of the server."""
-        return server_environment(self.installation, self.engines_root, os.environ)
+        environment = server_environment(self.installation, self.engines_root, os.environ)
+        if self.lane is not Lane.TORCH:
+            environment[SHM_PREFIX_VARIABLE] = self.shm_prefix
+        return environment
 
     def describe(self) -> str:
         """The command as one would type it, with the environment that matters."""
         environment = self.environment()
-        names = ("LD_LIBRARY_PATH", "PATH", ENGINES_ROOT_VARIABLE)
+        names = ("LD_LIBRARY_PATH", "PATH", ENGINES_ROOT_VARIABLE, SHM_PREFIX_VARIABLE)
         changed = [name for name in names if name in environment and environment[name] != os.environ.get(name)]
         parts = [f"{name}={shlex.quote(environment[name])}" for name in changed]
         return " \\\n  ".join(["env", *parts, *(shlex.quote(part) for part in self.command())])
@@ -85,15 +111,24 @@ def plan_launch(
     repo_root: Path,
     state_root: Path,
     installation: ServerInstallation | None = None,
+    installed: Installed | None = None,
 ) -> LaunchPlan:
-    """Check that what was built and packed is what the config asks for. Raises `ServerError` naming all that is not."""
+    """Check that what was built and packed is what the config asks for. Raises `ServerError` naming all that is not.
+
+    `installation` and `installed` (versions of TensorRT-LLM and what it needs) are looked for where not given.
+    """
     config = loaded.config
     problems: list[str] = []
     build_id = ""
+    is_vendor_lane = config.lane is not Lane.TORCH
+    if is_vendor_lane and installation is None:  # without the container nothing else is worth checking
+        installation = find_container(_container_remedy(repo_root / config.name))
     try:
         current = load_current_build(engines_root, config.name)
         build_id = current.build_id
         problems += _build_problems(current, loaded, engines_root)
+        if is_vendor_lane:
+            problems += runtime_problems(engines_root, build_id, installed or find_installed_versions(os.environ))
     except SpecDeployError as error:
         problems.append(
             f"{error}" if "make engines" in str(error) else f"{error}. Run: {make_command('engines', config.name)}"
@@ -101,8 +136,10 @@ def plan_launch(
     repository = repo_root / config.name
     if not (repository / MODEL / "config.pbtxt").is_file():
         problems.append(f"{repository}: holds no model repository. Run: {make_command('repo', config.name)}")
+    elif is_vendor_lane and not (repository / LAUNCH_SCRIPT).is_file():
+        problems.append(_no_launch_script(repository, config.name))
     if problems:
-        raise ServerError("\n".join(problems))
+        raise ServerError("\n".join(dict.fromkeys(problems)))
     return LaunchPlan(
         deployment=config.name,
         build_id=build_id,
@@ -113,6 +150,7 @@ def plan_launch(
         state_folder=(state_root / config.name).resolve(),
         installation=installation or find_installation(),
         shm_prefix=new_shm_prefix(config.name),
+        lane=config.lane,
     )
 
 
@@ -130,6 +168,26 @@ def _build_problems(current: CurrentBuild, loaded: LoadedDeployment, engines_roo
     if not (engines_root / current.build_id / "manifest.json").is_file():
         return [f"{engines_root / current.build_id}: the build is gone. Run: {make_command('engines', name)}"]
     return []
+
+
+def _container_remedy(repository: Path) -> str:
+    """How to get into the container: by the script of the repository, which needs docker."""
+    script = repository / DOCKER_SCRIPT
+    if not script.is_file():
+        return "Serve inside the container that carries the configured TensorRT-LLM"
+    command = f"bash {script} SOURCE_FOLDER"
+    if shutil.which("docker") is None:
+        return f"On a machine with docker (it is not installed here either) run: {command}"
+    return f"Run: {command}"
+
+
+def _no_launch_script(repository: Path, deployment: str) -> str:
+    if (repository / SLURM_SCRIPT).is_file():
+        return (
+            f"{repository}: spans several nodes, which one server command cannot start. "
+            f"Run: sbatch {repository / SLURM_SCRIPT} SOURCE_FOLDER {repository}"
+        )
+    return f"{repository}: has no {LAUNCH_SCRIPT}. Run: {make_command('repo', deployment)}"
 
 
 def make_command(target: str, deployment: str) -> str:

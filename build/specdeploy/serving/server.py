@@ -28,7 +28,7 @@ from specdeploy.contract import ContractModel
 from specdeploy.errors import PortInUseError, ServerError
 from specdeploy.manifest import write_json_atomically
 from specdeploy.serving.installation import lay_out_backends
-from specdeploy.serving.launch import MODEL, LaunchPlan, make_command
+from specdeploy.serving.launch import LaunchPlan, make_command
 from specdeploy.serving.server_log import extract_cause, read_log_tail
 
 DEFAULT_START_TIMEOUT_S = 300.0
@@ -129,9 +129,10 @@ def _spawn(plan: LaunchPlan) -> ServerState:
         log.replace(log.with_name("server.previous.log"))
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     # posix_spawn, not subprocess: the server is meant to outlive this process, nobody here owns it.
+    command = plan.command()
     pid = os.posix_spawn(
-        plan.installation.binary,
-        plan.command(),
+        command[0],
+        command,
         plan.environment(),
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -173,7 +174,7 @@ def _wait_until_ready(state: ServerState, timeout_s: float, on_wait: Callable[[f
         elapsed_s = time.monotonic() - started
         on_wait(elapsed_s)
         if elapsed_s > timeout_s:
-            raise ServerError(_failure(state, f"model {MODEL} was not ready after {timeout_s:.0f} s"))
+            raise ServerError(_failure(state, f"it was not ready after {timeout_s:.0f} s"))
     raise ServerError(_failure(state, "the server ended at once"))
 
 
@@ -192,11 +193,11 @@ def _exit_reason(exit_code: int | None) -> str:
 
 
 def is_ready(state: ServerState) -> bool:
-    """Whether the model of this server answers that it is ready."""
+    """Whether this server answers that all its models are ready: `llm` loads before the engines it calls."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(state.host, state.host)  # noqa: S104  (compared, not bound)
     host = f"[{host}]" if ":" in host else host
     try:
-        response = httpx.get(f"http://{host}:{state.http_port}/v2/models/{MODEL}/ready", timeout=2.0, trust_env=False)
+        response = httpx.get(f"http://{host}:{state.http_port}/v2/health/ready", timeout=2.0, trust_env=False)
     except httpx.HTTPError:
         return False
     return response.status_code == httpx.codes.OK

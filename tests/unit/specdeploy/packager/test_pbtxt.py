@@ -29,6 +29,22 @@ def test_what_is_written_is_what_triton_reads() -> None:
     assert not parsed.response_cache.enable
 
 
+def test_what_the_backend_of_tensorrt_llm_needs() -> None:
+    config = replace(
+        CONFIG,
+        max_batch_size=8,
+        inputs=(replace(TEXT, allow_ragged_batch=True),),
+        max_queue_size=0,
+        blank_parameters=("guided_decoding_backend",),
+    )
+    parsed = parse_pbtxt(render_pbtxt(config), "config.pbtxt")
+    assert parsed.input[0].allow_ragged_batch
+    assert list(parsed.dynamic_batching.preferred_batch_size) == [8]
+    assert parsed.dynamic_batching.max_queue_delay_microseconds == 0
+    assert parsed.dynamic_batching.HasField("default_queue_policy")
+    assert parsed.parameters["guided_decoding_backend"].string_value == ""
+
+
 def test_the_header_is_a_comment() -> None:
     assert render_pbtxt(CONFIG, "one\ntwo").startswith("# one\n# two\nname:")
 
@@ -45,6 +61,10 @@ def test_the_header_is_a_comment() -> None:
         ({"inputs": (replace(TEXT, dims=(-2,)),)}, "dims [-2]"),
         ({"inputs": (replace(TEXT, dims=(2,), reshape_to_scalar=True),)}, "only dims [1]"),
         ({"outputs": (replace(TEXT, optional=True),)}, "belong to inputs"),
+        ({"outputs": (replace(TEXT, allow_ragged_batch=True),)}, "belong to inputs"),
+        ({"max_queue_size": -1}, "max_queue_size -1"),
+        ({"parameters": {"a": "b"}, "blank_parameters": ("a",)}, "parameter a has a value and is said to be blank"),
+        ({"blank_parameters": ("${a}",)}, "unfilled template variable"),
         ({"parameters": {"deployment": "${name}"}}, "unfilled template variable"),
         ({"parameters": {"deployment": ""}}, "parameter deployment is empty"),
         ({"name": "${name}"}, "unfilled template variable"),
