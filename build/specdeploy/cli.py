@@ -4,6 +4,7 @@ Heavy libraries are imported by the command that needs them, so that `specdeploy
 """
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -20,11 +21,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from specdeploy.config.load import load_deployment
 from specdeploy.config.schema import is_valid_name
 from specdeploy.contract import Lane, Method
-from specdeploy.errors import ConfigError, SpecDeployError
+from specdeploy.errors import ConfigError, ServerError, SpecDeployError
 from specdeploy.manifest import MANIFEST_NAME, ManifestVerification
 from specdeploy.units import format_bytes
 
 if TYPE_CHECKING:
+    from specdeploy.builders.pair import Consent
+    from specdeploy.config.load import LoadedDeployment
     from specdeploy.serving.server import ServerState, ServerStatus
 
 EXIT_FAIL = 1
@@ -106,7 +109,9 @@ def inspect(
     method: Annotated[Method | None, typer.Option(help="With --target: how to draft; else the draft decides.")] = None,
     lane: Annotated[Lane | None, typer.Option(help="With --target: the lane that shall serve the pair.")] = None,
     max_seq_len: Annotated[int | None, typer.Option(min=2, help="With --target: longest request in tokens.")] = None,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that share each model.")] = 1,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(min=1, help="GPUs that share each model; default the deployment's, else 1.")
+    ] = None,
     max_draft_cost_ratio: Annotated[
         float, typer.Option(min=0.0, help="No-go for a mixture of experts above this draft/active parameter ratio.")
     ] = 0.25,
@@ -135,7 +140,7 @@ def inspect(
         )
     elif target is not None:
         report = inspect_pair(
-            target, draft, PairSettings(method, lane, max_seq_len, tensor_parallel, max_draft_cost_ratio)
+            target, draft, PairSettings(method, lane, max_seq_len, tensor_parallel or 1, max_draft_cost_ratio)
         )
     blocking = blocking_findings(report, strict=strict, allow=allow or ())
     if as_json:
@@ -218,20 +223,34 @@ def build(
     strict: Strict = False,
     allow: AllowBuild = None,
     dry_run: DryRun = False,
+    probe: Annotated[
+        Path | None,
+        typer.Option(help="With --dry-run: what another machine's TensorRT-LLM accepts, engines/probes/*.json there."),
+    ] = None,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune",
+            help="Afterwards remove the finished steps, converted checkpoints above all; builds keep their engines.",
+        ),
+    ] = False,
 ) -> None:
     """Make the engines of a deployment, or reuse them, and point the deployment to them.
 
     A target and draft that do not fit are refused before anything is built. So is a pair with a warning that predicts
     a loss nobody would see, such as draft-too-costly, until --allow names its code. Every other warning is printed and
     recorded in the manifest. A reused build keeps the record of its first time; the findings of now are printed.
+
+    In the TensorRT-LLM lanes --dry-run needs neither TensorRT-LLM nor the checkpoints: it writes every command and file
+    to engines/dry-run/<deployment>/ and says what could not be checked here.
     """
-    from specdeploy.builders.dispatch import build_deployment, describe_build
+    from specdeploy.builders.dispatch import build_deployment
     from specdeploy.builders.pair import Consent
 
     loaded = load_deployment(deployment, configs_root)
     consent = Consent(is_strict=strict, allow=tuple(allow or ()))
     if dry_run:
-        _say("\n".join(describe_build(loaded, consent)))
+        _say("\n".join(_dry_run(loaded, engines_root, consent, probe)))
         return
     started = time.monotonic()
     result = build_deployment(loaded, engines_root, report=_say, consent=consent)
@@ -241,20 +260,56 @@ def build(
         _say(f"{'recorded' if result.reused else 'checked'} {check.name}: {check.detail}")
     verb = "reused" if result.reused else f"built in {time.monotonic() - started:.1f} s"
     _say(f"{loaded.config.name}: {result.build_folder} ({verb})")
+    if prune:
+        from specdeploy.builders.step_store import prune_steps
+        from specdeploy.builders.trtllm_engine import WORK
+
+        _say(f"removed {format_bytes(prune_steps(engines_root / WORK, keep=()))} of finished steps")
+
+
+def _dry_run(loaded: "LoadedDeployment", engines_root: Path, consent: "Consent", probe: Path | None) -> list[str]:
+    """What a build would do. Lane torch checks the sources and writes nothing; the others write a folder to read."""
+    from specdeploy.builders.dispatch import describe_build
+
+    if loaded.config.lane is Lane.TORCH:
+        return describe_build(loaded, consent)
+    from specdeploy.builders.dry_run import write_dry_run
+    from specdeploy.builders.trtllm_installation import find_installation
+    from specdeploy.trtllm.probe_record import load_probe
+
+    found = write_dry_run(
+        loaded,
+        engines_root,
+        consent=consent,
+        probe=None if probe is None else load_probe(probe),
+        installation=find_installation(os.environ),
+    )
+    return [
+        *(f"not checked here: {sentence}" for sentence in found.not_checked),
+        *(f"unresolved: {sentence}" for sentence in found.unresolved),
+        f"{loaded.config.name}: {found.folder} ({len(found.files)} files; read commands.sh and UNCHECKED.md)",
+    ]
 
 
 @app.command()
 def repo(
     deployment: Deployment,
     configs_root: ConfigsRoot = CONFIGS,
+    engines_root: EnginesRoot = ENGINES,
     repo_root: RepoRoot = REPOS,
 ) -> None:
-    """Render the Triton model repository of a deployment."""
+    """Render the Triton model repository of a deployment; the TensorRT-LLM lanes need their build first."""
+    from specdeploy.builders.dispatch import packaged_build
+    from specdeploy.packager.cross_checks import effective_concurrency
     from specdeploy.packager.repository import pack_repository
 
     loaded = load_deployment(deployment, configs_root)
-    manifest = pack_repository(loaded.config, repo_root)
+    built = packaged_build(loaded, engines_root)
+    manifest = pack_repository(loaded.config, repo_root, built)
     _say(f"{loaded.config.name}: {repo_root / loaded.config.name} (models: {', '.join(manifest.models)})")
+    if built is not None:
+        limit = effective_concurrency(loaded.config, built.engines)
+        _say(f"requests of full length at once: {limit.num_requests} ({limit.limit})")
 
 
 @app.command()
@@ -264,7 +319,9 @@ def serve(
     engines_root: EnginesRoot = ENGINES,
     repo_root: RepoRoot = REPOS,
     state_root: StateRoot = STATE,
-    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for the model to be ready.")] = 300.0,
+    timeout: Annotated[
+        float | None, typer.Option(min=1.0, help="Seconds to wait for the model; default 300, with TensorRT-LLM 3600.")
+    ] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Start the Triton server of a deployment in the background and wait until it is ready."""
@@ -276,11 +333,22 @@ def serve(
     if dry_run:
         _say(plan.describe())
         return
+    _require_pinned_weights(loaded, engines_root, plan.build_id)
     started = time.monotonic()
     with _waiting(f"{plan.deployment}: loading, log {plan.log_path}") as on_wait:
-        state, is_new = start_server(plan, timeout_s=timeout, on_wait=on_wait)
+        state, is_new = start_server(plan, timeout_s=timeout or plan.start_timeout_s, on_wait=on_wait)
     verb = f"ready after {time.monotonic() - started:.1f} s" if is_new else "already running and ready"
     _say(f"{plan.deployment}: {verb}\n{_describe_server(state)}")
+
+
+def _require_pinned_weights(loaded: "LoadedDeployment", engines_root: Path, build_id: str) -> None:
+    """In lane trtllm_llmapi the weights stay where the model hub put them: they must be those of the build."""
+    if loaded.config.lane is not Lane.TRTLLM_LLMAPI:
+        return
+    from specdeploy.builders.trtllm_snapshot import find_changed_sources
+
+    if changed := find_changed_sources(engines_root / build_id, engines_root):
+        raise ServerError("\n".join(changed))
 
 
 @app.command()

@@ -32,7 +32,8 @@ class CurrentBuild(ContractModel):
     """What a deployment serves now. Folders are relative to the engines root; `config_digest` is of the YAML file.
 
     `pair_digest` names the pair that is served (see `pair_digest` below), `manifest_sha256` the exact manifest of the
-    build; both are None in a file written before they existed.
+    build; both are None in a file written before they existed. `effective_concurrency` and `concurrency_limit`: how
+    many requests of full length are decoded at once, and what bounds it.
     """
 
     schema_version: Literal[1] = 1
@@ -45,6 +46,8 @@ class CurrentBuild(ContractModel):
     config_digest: str
     config: DeploymentConfig
     plan: DeploymentPlan
+    effective_concurrency: int | None = None
+    concurrency_limit: str | None = None
 
 
 class ManifestVerification(ContractModel):

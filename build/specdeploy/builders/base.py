@@ -15,15 +15,23 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from specdeploy.contract import BuildCheck, CheckpointSource, EngineManifest, Lane
+from specdeploy.contract import (
+    BuildCheck,
+    CheckpointSource,
+    EngineManifest,
+    EngineRecord,
+    FileDigest,
+    Lane,
+    MemoryBudget,
+)
 from specdeploy.errors import BuildError, SpecDeployError
 from specdeploy.manifest import (
     MANIFEST_NAME,
     build_id_of,
     find_other_manifest,
-    hash_folder,
     load_manifest,
     record_new_manifest,
+    sha256_file,
     write_manifest,
 )
 
@@ -51,7 +59,10 @@ class BuildStep:
 class BuildRecipe:
     """What a build is made of; equal recipes give equal bytes, so the build id is a digest of it.
 
-    `checks` is what was checked before the build; `pair_digest` gets the filled staging folder.
+    `checks` is what was checked before the build; `pair_digest` gets the filled staging folder. `engines`, `memory` and
+    `gpu_architecture` belong to the TensorRT-LLM lanes: whatever of them may change while sources and versions stay the
+    same must be part of `versions` too. `digest_of` gives the SHA-256 of a file of the staging folder, from memory
+    where it was read before.
     """
 
     lane: Lane
@@ -60,6 +71,10 @@ class BuildRecipe:
     steps: tuple[BuildStep, ...]
     checks: tuple[BuildCheck, ...] = ()
     pair_digest: Callable[[Path], str] | None = None
+    engines: tuple[EngineRecord, ...] = ()
+    memory: MemoryBudget | None = None
+    gpu_architecture: str | None = None
+    digest_of: Callable[[Path], str] = sha256_file
 
     @property
     def build_id(self) -> str:
@@ -111,6 +126,11 @@ def _check_recorded(engines_root: Path, build_id: str) -> None:
         raise BuildError(f"{path}: {faults[0]}. Remove {path.parent} and run `make engines` again")
 
 
+def is_finished(engines_root: Path, build_id: str) -> bool:
+    """Whether `run_build` would find the build undamaged, so that nothing has to be made for it."""
+    return (engines_root / build_id).exists() and not find_damages(engines_root, build_id)
+
+
 def find_damages(engines_root: Path, build_id: str) -> list[str]:
     """What is visibly wrong with a finished build: files that are gone or have another size than the manifest says."""
     try:
@@ -157,14 +177,31 @@ def _fill(recipe: BuildRecipe, staging: Path, report: Report) -> EngineManifest:
         build_id=recipe.build_id,
         lane=recipe.lane,
         checkpoints=recipe.checkpoints,
-        files=tuple(file for file in hash_folder(staging) if file.path != MANIFEST_NAME),
+        files=_hash_files(staging, recipe.digest_of),
         versions=dict(sorted(recipe.versions.items())),
         checks=tuple(checks),
         pair_digest=recipe.pair_digest(staging) if recipe.pair_digest is not None else None,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        engines=recipe.engines,
+        memory=recipe.memory,
+        gpu_architecture=recipe.gpu_architecture,
     )
     write_manifest(staging, manifest)
     return manifest
+
+
+def _hash_files(staging: Path, digest_of: Callable[[Path], str]) -> tuple[FileDigest, ...]:
+    """Every file below `staging` by its relative POSIX path; hard links of one file are read once."""
+    files = {path.relative_to(staging).as_posix(): path for path in staging.rglob("*") if path.is_file()}
+    digests: dict[tuple[int, int], str] = {}
+    hashed = []
+    for name, path in sorted(files.items()):
+        status = path.stat()
+        identity = (status.st_dev, status.st_ino)
+        if identity not in digests:
+            digests[identity] = digest_of(path)
+        hashed.append(FileDigest(path=name, sha256=digests[identity], num_bytes=status.st_size))
+    return tuple(hashed)
 
 
 def _run_step(step: BuildStep, staging: Path) -> tuple[BuildCheck, ...]:

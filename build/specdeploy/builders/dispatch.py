@@ -1,5 +1,6 @@
 """`build`: the lane of a deployment decides which builder runs, then the deployment points to the finished build."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from specdeploy.builders.base import BuildResult, Report
@@ -10,8 +11,18 @@ from specdeploy.checkpoint.model_facts import rope_scaling
 from specdeploy.checkpoint.pair_serving import context_limit
 from specdeploy.config.load import LoadedDeployment
 from specdeploy.contract import ConstrainedPolicy, Lane, unsupported_reason
-from specdeploy.errors import BuildError, ConfigError, Violation
-from specdeploy.manifest import MANIFEST_NAME, CurrentBuild, recorded_manifests, sha256_file, write_current_build
+from specdeploy.errors import BuildError, ConfigError, PackagingError, Violation
+from specdeploy.manifest import (
+    MANIFEST_NAME,
+    CurrentBuild,
+    load_current_build,
+    load_manifest,
+    recorded_manifests,
+    sha256_file,
+    write_current_build,
+)
+from specdeploy.packager.cross_checks import effective_concurrency
+from specdeploy.packager.packaged_build import PackagedBuild, load_packaged_build
 from specdeploy.planner.schedule import plan_from_config
 
 
@@ -26,36 +37,95 @@ def build_deployment(
     checked against what was recorded of it before.
     """
     _check_lane(loaded)
-    from specdeploy.builders.torch import build_torch
-
-    result = build_torch(loaded.config, engines_root, loaded.path.parent, report=report, consent=consent)
-    _check_context_length(loaded, result)
+    result = _BUILDERS[loaded.config.lane](loaded, engines_root, report, consent or Consent())
     roles = {source.role: source.folder for source in result.manifest.checkpoints}
     build_id = result.manifest.build_id
+    limit = effective_concurrency(loaded.config, result.manifest.engines)
     recorded = recorded_manifests(engines_root, build_id)  # all the same, or `run_build` had refused
     current = CurrentBuild(
         deployment=loaded.config.name,
         build_id=build_id,
         target_folder=f"{build_id}/{roles['target']}",
-        draft_folder=f"{build_id}/{roles['draft']}" if "draft" in roles else None,
+        draft_folder=_folder_of(result, roles.get("draft")),
         pair_digest=result.manifest.pair_digest,
         manifest_sha256=next(iter(recorded.values()), None) or sha256_file(result.build_folder / MANIFEST_NAME),
         config_digest=loaded.digest,
         config=loaded.config,
         plan=plan_from_config(loaded.config),
+        effective_concurrency=limit.num_requests,
+        concurrency_limit=limit.limit,
     )
     write_current_build(engines_root, current)
     return result
 
 
 def describe_build(loaded: LoadedDeployment, consent: Consent | None = None) -> list[str]:
-    """What `build_deployment` would do, one line per step. Checks the sources, writes nothing."""
+    """What `build_deployment` would do in lane torch, one line per step. Checks the sources, writes nothing."""
     _check_lane(loaded)
     from specdeploy.builders.torch import plan_torch_build
 
     recipe = plan_torch_build(loaded.config, loaded.path.parent, consent)
     checks = [f"{check.name}: {check.detail}" for check in recipe.checks]
     return [f"build {recipe.build_id}", *checks, *(step.describe() for step in recipe.steps)]
+
+
+def _build_torch(loaded: LoadedDeployment, engines_root: Path, report: Report, consent: Consent) -> BuildResult:
+    from specdeploy.builders.torch import build_torch
+
+    result = build_torch(loaded.config, engines_root, loaded.path.parent, report=report, consent=consent)
+    _check_context_length(loaded, result)
+    return result
+
+
+def _build_engine(loaded: LoadedDeployment, engines_root: Path, report: Report, consent: Consent) -> BuildResult:
+    from specdeploy.builders.trtllm_engine import build_trtllm_engine
+
+    return build_trtllm_engine(loaded, engines_root, report=report, consent=consent)
+
+
+def _build_llmapi(loaded: LoadedDeployment, engines_root: Path, report: Report, consent: Consent) -> BuildResult:
+    from specdeploy.builders.trtllm_llmapi import build_trtllm_llmapi
+
+    return build_trtllm_llmapi(loaded, engines_root, report=report, consent=consent)
+
+
+_BUILDERS: Mapping[Lane, Callable[[LoadedDeployment, Path, Report, Consent], BuildResult]] = {
+    Lane.TORCH: _build_torch,
+    Lane.TRTLLM_ENGINE: _build_engine,
+    Lane.TRTLLM_LLMAPI: _build_llmapi,
+}
+
+
+def _folder_of(result: BuildResult, folder: str | None) -> str | None:
+    """Relative to the engines root; None where the build keeps no files of that checkpoint."""
+    if folder is None or not (result.build_folder / folder).is_dir():
+        return None
+    return f"{result.manifest.build_id}/{folder}"
+
+
+def packaged_build(loaded: LoadedDeployment, engines_root: Path) -> PackagedBuild | None:
+    """The build that `make repo` packs, read again from disk; None in lane torch, whose repository names no build.
+
+    Raises `PackagingError` listing every engine that is not what its record says, `BuildError` where there is none.
+    """
+    if loaded.config.lane is Lane.TORCH:
+        return None
+    current = load_current_build(engines_root, loaded.config.name)
+    if current.config_digest != loaded.digest:
+        raise PackagingError(
+            f"{loaded.path}: changed since it was built. Run: make engines DEPLOYMENT={loaded.config.name}"
+        )
+    if loaded.config.lane is Lane.TRTLLM_ENGINE:
+        from specdeploy.builders.engine_config import engine_config_problems
+
+        manifest = load_manifest(engines_root, current.build_id)
+        folder = engines_root / current.build_id
+        problems = [
+            problem for record in manifest.engines for problem in engine_config_problems(folder / record.folder, record)
+        ]
+        if problems:
+            raise PackagingError("\n".join(problems))
+    return load_packaged_build(engines_root, loaded.config.name)
 
 
 def _check_lane(loaded: LoadedDeployment) -> None:
@@ -67,8 +137,6 @@ def _check_lane(loaded: LoadedDeployment) -> None:
             f"{loaded.path}: speculation.constrained: {config.speculation.constrained} is not served by this version: "
             "requests with guided decoding are refused. Write off"
         )
-    if config.lane is not Lane.TORCH:
-        raise BuildError(f"{loaded.path}: lane: {config.lane} cannot be built by this version")
 
 
 def _check_context_length(loaded: LoadedDeployment, result: BuildResult) -> None:

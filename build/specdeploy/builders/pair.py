@@ -54,22 +54,25 @@ def inspect_deployment(
     loaded: LoadedDeployment,
     engines_root: Path,
     *,
-    tensor_parallel: int = 1,
+    tensor_parallel: int | None = None,
     max_draft_cost_ratio: float = MAX_DRAFT_COST_RATIO,
 ) -> PairReport:
-    """The pair of a deployment. A checkpoint inside a wheel is looked at where it was built.
+    """The pair of a deployment, at its own `tensorrt_llm.tensor_parallel` unless another is given.
+
+    A checkpoint inside a wheel is looked at where it was built.
 
     The report carries the pair digest of the current build as long as its sources look as they did then: same
     references, revisions and lane, small files equal, weights of the same sizes and headers. No weights are hashed.
     """
-    config = loaded.config
+    config, section = loaded.config, loaded.config.tensorrt_llm
     current, manifest = _built(config.name, engines_root)
     draft = config.speculation.draft
     settings = PairSettings(
         method=config.speculation.method,
         lane=config.lane,
         max_seq_len=config.serving.max_seq_len,
-        tensor_parallel=tensor_parallel,
+        tensor_parallel=tensor_parallel or (section.tensor_parallel if section else 1),
+        draft_tensor_parallel=None if tensor_parallel or section is None else section.draft_tensor_parallel,
         max_draft_cost_ratio=max_draft_cost_ratio,
     )
     folders = {"target": _locate(loaded, "target", config.target, manifest, engines_root)}

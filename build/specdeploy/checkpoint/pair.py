@@ -72,6 +72,7 @@ class PairSettings:
     max_seq_len: int | None = None
     tensor_parallel: int = 1
     max_draft_cost_ratio: float = MAX_DRAFT_COST_RATIO
+    draft_tensor_parallel: int | None = None  # None = as the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ def compare_pair(
     is_trimmed = not contents.maps.is_absent
     lanes, lane_findings = judge_lanes(target, draft, method, settings.lane, is_trimmed=is_trimmed)
     findings = [*_find_about_target(target, contents), *find_short_contexts(target, draft, *_limits(settings))]
-    findings += find_parallelism_problems(target, draft, settings.tensor_parallel)
+    findings += find_parallelism_problems(target, draft, settings.tensor_parallel, settings.draft_tensor_parallel)
     findings += find_draft_presence(target, draft, method)
     if draft is not None:
         findings += find_kind_mismatch(draft, method)

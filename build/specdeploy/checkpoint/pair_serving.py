@@ -55,10 +55,10 @@ def find_short_contexts(
 
 
 def find_parallelism_problems(
-    target: CheckpointInfo, draft: CheckpointInfo | None, tensor_parallel: int
+    target: CheckpointInfo, draft: CheckpointInfo | None, target_gpus: int, draft_gpus: int | None = None
 ) -> Iterator[PairFinding]:
-    """Attention heads and vocabulary rows over `tensor_parallel` GPUs; KV heads may also be repeated."""
-    for role, info in (("target", target), ("draft", draft)):
+    """Attention heads and vocabulary rows over the GPUs of each (None = as many); KV heads may also be repeated."""
+    for role, info, tensor_parallel in (("target", target, target_gpus), ("draft", draft, draft_gpus or target_gpus)):
         if info is None or tensor_parallel == 1:
             continue
         subject = f"{role} {info.reference}"

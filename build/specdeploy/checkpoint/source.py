@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import re
 import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -31,6 +32,9 @@ _OPTIONAL_FILES = (
     "merges.txt",
 )
 _GGUF_MAGIC = b"GGUF"
+# How weights were quantised, where config.json does not say it; read by the TensorRT-LLM lanes.
+_QUANTIZATION_FILE = "hf_quant_config.json"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class CheckpointForm(StrEnum):
@@ -51,10 +55,43 @@ class CheckpointReference:
     files: tuple[Path, ...]
     gguf: Path | None = None
 
-    def digest(self) -> str:
-        """SHA-256 over names and contents of `files`."""
-        lines = (f"{sha256_file(path)}  {path.name}\n" for path in sorted(self.files, key=lambda path: path.name))
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+    def digest(self, digest_of: Callable[[Path], str] = sha256_file) -> str:
+        """SHA-256 over names and contents of `files`; `digest_of` may know the SHA-256 of a file without reading it."""
+        return digest_files(self.files, digest_of)
+
+
+def digest_files(files: Iterable[Path], digest_of: Callable[[Path], str] = sha256_file) -> str:
+    """SHA-256 over names and contents of `files`, in the order of their names."""
+    lines = (f"{digest_of(path)}  {path.name}\n" for path in sorted(files, key=lambda path: path.name))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def hub_blob_sha256(path: Path) -> str | None:
+    """The SHA-256 that the cache of the model hub names a weight file by, or None for any other file.
+
+    Layout of the cache: `models--<owner>--<name>/snapshots/<commit>/<file>` links to `../../blobs/<etag>`; the etag of
+    a file in large file storage is its SHA-256. Small files have a shorter git hash there, which says nothing here.
+    """
+    blob = path.resolve()
+    is_cached = blob.parent.name == "blobs" and blob.parent.parent.name.startswith("models--")
+    return blob.name if is_cached and _SHA256.fullmatch(blob.name) else None
+
+
+def list_checkpoint_files(folder: Path) -> tuple[Path, ...]:
+    """Every file that decides what a TensorRT-LLM lane makes of `folder`, a model or a head.
+
+    Config, tokenizer, how it is quantised, code of its own and weights; a head has fewer of them. Raises
+    `CheckpointError` for weights that are incomplete or damaged.
+    """
+    names = ("config.json", "tokenizer.json", *_OPTIONAL_FILES, _QUANTIZATION_FILE, WEIGHT_INDEX)
+    small = [folder / name for name in names if (folder / name).is_file()]
+    return (*small, *sorted(folder.glob("*.py")), *read_weight_files(folder).files)
+
+
+def list_text_files(folder: Path) -> tuple[Path, ...]:
+    """The files of `list_checkpoint_files` that a serving front needs: config, tokenizer, chat template; no weights."""
+    names = ("config.json", "tokenizer.json", *_OPTIONAL_FILES)
+    return tuple(folder / name for name in names if (folder / name).is_file())
 
 
 def resolve_checkpoint(reference: str, revision: str | None = None, *, base: Path) -> CheckpointReference:
@@ -155,7 +192,7 @@ def _inspect_folder(reference: str, form: CheckpointForm, folder: Path) -> Check
         inspect_architecture(folder)
     except CheckpointError as error:
         problems.append(str(error))
-    problems += _tokenizer_problems(folder)
+    problems += tokenizer_problems(folder)
     weights = _weight_files(folder, problems)
     if problems:
         raise CheckpointError("\n".join(problems))
@@ -165,7 +202,8 @@ def _inspect_folder(reference: str, form: CheckpointForm, folder: Path) -> Check
     return CheckpointReference(reference, form, folder, files)
 
 
-def _tokenizer_problems(folder: Path) -> list[str]:
+def tokenizer_problems(folder: Path) -> list[str]:
+    """What is wrong with `tokenizer.json`, the form that serving reads; nothing for a folder that is well."""
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json"
@@ -200,7 +238,7 @@ def _locate_on_hub(reference: str, revision: str | None, *, looked_at: Path) -> 
     import httpx
     from huggingface_hub import snapshot_download
 
-    patterns = ["config.json", "tokenizer.json", WEIGHT_INDEX, "*.safetensors", *_OPTIONAL_FILES]
+    patterns = ["config.json", "tokenizer.json", _QUANTIZATION_FILE, WEIGHT_INDEX, "*.safetensors", *_OPTIONAL_FILES]
     try:
         folder = Path(snapshot_download(repo_id=reference, revision=revision, allow_patterns=patterns))
     except (OSError, ValueError, httpx.HTTPError) as error:

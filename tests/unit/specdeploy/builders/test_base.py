@@ -1,15 +1,18 @@
 """A build is all there or not there: staging, reuse, damage, races."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from specdeploy.builders.base import BuildRecipe, BuildStep, find_damages, link_or_copy, run_build
-from specdeploy.contract import BuildCheck, CheckpointSource, Lane
+from specdeploy.builders.base import BuildRecipe, BuildStep, find_damages, is_finished, link_or_copy, run_build
+from specdeploy.contract import BuildCheck, CheckpointSource, EngineModel, EngineRecord, Lane, MemoryBudget
 from specdeploy.errors import BuildError, CheckpointError
+from specdeploy.manifest import load_manifest, sha256_file, verify_build
 
 Run = Callable[[Path], tuple[BuildCheck, ...]]
 
@@ -135,3 +138,62 @@ def test_link_or_copy_works_across_file_systems(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / "linked").samefile(source)
     assert (tmp_path / "copied").read_text() == "text"
     assert not (tmp_path / "copied").samefile(source)
+
+
+def test_engines_and_memory_are_recorded(tmp_path: Path) -> None:
+    engine = EngineRecord(
+        model=EngineModel.TARGET,
+        folder="target_engine",
+        decoding=None,
+        max_draft_len=0,
+        max_batch_size=4,
+        max_seq_len=128,
+        max_num_tokens=512,
+        dtype="bfloat16",
+    )
+    memory = MemoryBudget(
+        gpu="H100 SXM (GPU 0)",
+        num_bytes=1,
+        lines=(),
+        kv_bytes=1,
+        kv_bytes_per_token={EngineModel.TARGET: 1},
+        kv_tokens={EngineModel.TARGET: 1},
+        max_sequences=0,
+        max_sequences_without_draft=0,
+    )
+
+    build = run_build(replace(recipe(), engines=(engine,), memory=memory, gpu_architecture="sm90"), tmp_path, ignore)
+
+    manifest = load_manifest(tmp_path, build.manifest.build_id)
+    assert (manifest.engines, manifest.memory, manifest.gpu_architecture) == ((engine,), memory, "sm90")
+
+
+def test_hard_links_of_one_file_are_read_once(tmp_path: Path) -> None:
+    def write_linked(staging: Path) -> tuple[BuildCheck, ...]:
+        checks = write_target(staging)
+        os.link(staging / "target" / "weights", staging / "target" / "again")
+        return checks
+
+    read: list[str] = []
+
+    def digest_of(path: Path) -> str:
+        read.append(path.name)
+        return sha256_file(path)
+
+    build = run_build(replace(recipe(write_linked), digest_of=digest_of), tmp_path, ignore)
+
+    assert [file.path for file in build.manifest.files] == ["target/again", "target/weights"]
+    assert len({file.sha256 for file in build.manifest.files}) == 1
+    assert read == ["again"]
+    assert verify_build(tmp_path, build.manifest.build_id).is_intact
+
+
+def test_finished_means_there_and_undamaged(tmp_path: Path) -> None:
+    build_id = recipe().build_id
+    assert not is_finished(tmp_path, build_id)
+
+    build = run_build(recipe(), tmp_path, ignore)
+    assert is_finished(tmp_path, build_id)
+
+    (build.build_folder / "target" / "weights").unlink()
+    assert not is_finished(tmp_path, build_id)

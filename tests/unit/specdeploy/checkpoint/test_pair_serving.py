@@ -193,7 +193,7 @@ def test_a_lane_that_cannot_is_a_failure_and_one_nobody_tried_a_warning() -> Non
 
     refused = only(judge(moe, draft, lane=Lane.TORCH), "lane-cannot-serve")
     assert "Qwen3MoeForCausalLM is none of" in refused.detail
-    assert refused.remedy.startswith("Use trtllm_engine (TensorRT-LLM <= 1.2.1) or trtllm_llmapi")
+    assert refused.remedy.startswith("Use trtllm_engine (TensorRT-LLM 1.0 to 1.2.1) or trtllm_llmapi")
     unknown = judge(moe, draft, lane=Lane.TRTLLM_ENGINE, method=Method.REDRAFTER)
     assert only(unknown, "lane-unknown").severity is Severity.WARNING
     assert len(unknown.lanes) == 3

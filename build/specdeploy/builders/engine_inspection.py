@@ -1,0 +1,135 @@
+"""The checkpoints of an engine build, looked at before anything runs: facts, fit of the pair, files that a script reads
+by name."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdeploy.builders.pair import Consent, check_pair
+from specdeploy.builders.trtllm_snapshot import Snapshot
+from specdeploy.checkpoint.info import CheckpointFiles, describe_checkpoint, read_checkpoint_files
+from specdeploy.checkpoint.json_text import load_json_object
+from specdeploy.checkpoint.pair import PairSettings, compare_pair, read_contents
+from specdeploy.checkpoint.pair_serving import find_parallelism_problems
+from specdeploy.checkpoint.source import tokenizer_problems
+from specdeploy.checkpoint_contract import CheckpointInfo, PairFinding, PairReport
+from specdeploy.config.schema import DeploymentConfig
+from specdeploy.contract import BuildCheck, EngineModel, EngineRecord, Lane, Method
+from specdeploy.errors import CheckpointError
+
+MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
+MEDUSA_PICKLE = "medusa_lm_head.pt"
+REDRAFTER_WEIGHTS = "model.safetensors"
+# What examples/redrafter/convert_checkpoint.py@0e8b9484 reads from the drafter's config.json.
+REDRAFTER_KEYS = ("hidden_size", "exit_dim", "num_draft_layers", "rnn")
+# A pair without a second tokenizer and without a lane's opinion: what remains is said of the target alone.
+_TARGET_ALONE = Method.NGRAM
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFiles:
+    """One checkpoint that is on this machine, read once."""
+
+    snapshot: Snapshot
+    folder: Path
+    files: CheckpointFiles
+    info: CheckpointInfo
+
+
+def read_sources(snapshots: tuple[Snapshot, ...], problems: list[str]) -> dict[str, SourceFiles]:
+    """Role -> what was read of every checkpoint that is here; what cannot be read is added to `problems`."""
+    read = {}
+    for snapshot in snapshots:
+        if snapshot.folder is None:
+            continue
+        try:
+            files = read_checkpoint_files(snapshot.folder)
+            info = describe_checkpoint(files, reference=snapshot.source.checkpoint)
+        except CheckpointError as error:
+            problems.append(str(error))
+            continue
+        read[str(snapshot.role)] = SourceFiles(snapshot, snapshot.folder, files, info)
+    return read
+
+
+def find_file_problems(config: DeploymentConfig, read: dict[str, SourceFiles]) -> Iterator[str]:
+    """Files that a script or the serving front reads by their name, and that are not there."""
+    if (target := read.get("target")) is not None:
+        yield from tokenizer_problems(target.folder)
+    for role, source in read.items():
+        if not source.files.weights.files:
+            yield f"{source.folder}: {role} holds no *.safetensors file. Fetch the checkpoint again"
+    draft = read.get("draft")
+    if draft is not None and config.speculation.method is Method.MEDUSA:
+        yield from _find_medusa_problems(draft.folder)
+    if draft is not None and config.speculation.method is Method.REDRAFTER:
+        yield from _find_redrafter_problems(draft.folder)
+
+
+def _find_medusa_problems(folder: Path) -> Iterator[str]:
+    """The converter takes the pickle where there is one, else the safetensors file; both by name (load_medusa_hf in
+    tensorrt_llm/models/medusa/weight.py)."""
+    if (folder / MEDUSA_PICKLE).exists():
+        yield (
+            f"{folder / MEDUSA_PICKLE}: the converter would read it instead of {MEDUSA_WEIGHTS}, and such a file can "
+            "run code. Move it out of the folder"
+        )
+    if not (folder / MEDUSA_WEIGHTS).is_file():
+        yield f"{folder / MEDUSA_WEIGHTS}: missing; the converter reads the heads from there. Rename the weight file"
+
+
+def _find_redrafter_problems(folder: Path) -> Iterator[str]:
+    if not (folder / REDRAFTER_WEIGHTS).is_file():
+        yield f"{folder / REDRAFTER_WEIGHTS}: missing; the converter reads the drafter from this one file"
+    try:
+        config = load_json_object(folder / "config.json")
+    except CheckpointError:
+        return  # reported already
+    if missing := [key for key in REDRAFTER_KEYS if key not in config]:
+        yield f"{folder / 'config.json'}: lacks {', '.join(missing)}, which the converter reads. Is it a ReDrafter?"
+
+
+def judge_pair(
+    config: DeploymentConfig, read: dict[str, SourceFiles], engines: tuple[EngineRecord, ...], consent: Consent
+) -> tuple[BuildCheck, ...]:
+    """What the manifest records of the pair. Raises `CheckpointError` with everything that forbids it.
+
+    Tensor parallelism is judged per engine, since a draft may run on fewer GPUs than its target.
+    """
+    target = read["target"]
+    draft = read.get("draft") if config.speculation.method is not Method.REDRAFTER else None
+    settings = PairSettings(
+        method=config.speculation.method, lane=Lane.TRTLLM_ENGINE, max_seq_len=config.serving.max_seq_len
+    )
+    if config.speculation.method is Method.REDRAFTER:
+        settings = PairSettings(method=_TARGET_ALONE, max_seq_len=config.serving.max_seq_len)
+    draft_files, draft_info = (None, None) if draft is None else (draft.files, draft.info)
+    contents = read_contents(target.files, draft_files, draft_info)
+    report = compare_pair(target.info, draft_info, contents, settings)
+    padding = tuple(_find_padding(report, engines))
+    return check_pair(report.model_copy(update={"findings": (*report.findings, *padding)}), consent)
+
+
+def _find_padding(report: PairReport, engines: tuple[EngineRecord, ...]) -> Iterator[PairFinding]:
+    for engine in engines:
+        info = report.draft if engine.model is EngineModel.DRAFT else report.target
+        if info is None or engine.model is EngineModel.TARGET_PLAIN:
+            continue
+        role = "draft" if engine.model is EngineModel.DRAFT else "target"
+        for found in find_parallelism_problems(info, None, engine.tensor_parallel):
+            yield found.model_copy(update={"subject": f"{role} {info.reference}"})
+
+
+def find_lost_settings(config: DeploymentConfig, target: CheckpointInfo | None) -> Iterator[BuildCheck]:
+    """What a converter drops without a word: recorded, since a short text does not show it."""
+    has_head = config.speculation.method in (Method.MEDUSA, Method.EAGLE)
+    rope = None if target is None else target.rope
+    if has_head and rope is not None and rope.type != "default":
+        detail = (
+            f"the {config.speculation.method} converter keeps only the type ({rope.type}) of the target's stretched "
+            "rotary embedding; its factors become TensorRT-LLM's defaults, so long prompts may differ from the model"
+        )
+        yield BuildCheck(name="warning rope-scaling", detail=detail)
+    if config.speculation.method is Method.REDRAFTER:
+        detail = "nothing in a drafter's files shows which target it was trained for; acceptance must be measured"
+        yield BuildCheck(name="warning drafter-unproven", detail=detail)

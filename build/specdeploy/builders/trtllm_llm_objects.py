@@ -1,0 +1,127 @@
+"""What an LLM API deployment loads: its LLM objects, their memory, and how one is recorded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from specdeploy.checkpoint import model_facts
+from specdeploy.checkpoint_contract import CheckpointInfo
+from specdeploy.config.schema import DeploymentConfig, PlainInstance, TensorRtLlmConfig
+from specdeploy.contract import Dtype, EngineModel, EngineRecord, MemoryBudget
+from specdeploy.errors import Violation
+from specdeploy.planner.hardware import HARDWARE
+from specdeploy.planner.memory import LoadedModel, budget_memory, describe_budget, estimate_weight_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentParts:
+    """A deployment of the LLM API lane, its section, and the facts of its checkpoints as far as they are known."""
+
+    config: DeploymentConfig
+    section: TensorRtLlmConfig
+    target: CheckpointInfo | None
+    draft: CheckpointInfo | None
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether the method drafts with weights of their own."""
+        return self.config.speculation.draft is not None
+
+    @property
+    def instances(self) -> tuple[EngineModel, ...]:
+        """The LLM objects of one server."""
+        if self.section.plain_instance is PlainInstance.BESIDE:
+            return (EngineModel.TARGET, EngineModel.TARGET_PLAIN)
+        return (EngineModel.TARGET,)
+
+    @property
+    def gpu_ids(self) -> tuple[int, ...]:
+        """GPUs of one node; every node has the same."""
+        return tuple(range(self.section.num_gpus // self.section.num_nodes))
+
+
+def budget_llm_objects(parts: DeploymentParts) -> MemoryBudget | None:
+    """Memory of the fullest GPU with everything loaded that serves at the same time; None where facts are missing.
+
+    The draft of an LLM object shares its GPUs and holds the same tokens, and both instances get the same number of
+    tokens. Raises `CheckpointError` when the files do not say what a formula needs.
+    """
+    if parts.target is None or (parts.has_draft and parts.draft is None):
+        return None
+    models = [_loaded(parts, instance, parts.target) for instance in parts.instances]
+    if parts.draft is not None:
+        models.insert(1, _loaded(parts, EngineModel.DRAFT, parts.draft))
+    return budget_memory(
+        HARDWARE[parts.section.gpu],
+        models,
+        kv_cache_fraction=parts.section.kv_cache_fraction,
+        max_num_tokens=parts.section.max_num_tokens,
+        max_seq_len=parts.config.serving.max_seq_len,
+        max_rows=parts.config.serving.max_rows,
+        is_draft_pair=parts.draft is not None,
+        max_draft_tokens=parts.config.speculation.max_draft_len,
+    )
+
+
+def _loaded(parts: DeploymentParts, model: EngineModel, info: CheckpointInfo) -> LoadedModel:
+    return LoadedModel(
+        model=model,
+        info=info,
+        tensor_parallel=parts.section.tensor_parallel,
+        pipeline_parallel=parts.section.pipeline_parallel,
+        gpu_ids=(),  # ranks from 0; every node holds the same share
+        weight_bytes_override=estimate_weight_bytes(info, parts.config.dtype, is_fp8_quantized=False),
+        kv_element_bytes=_kv_element_bytes(parts, info),
+    )
+
+
+def _kv_element_bytes(parts: DeploymentParts, info: CheckpointInfo) -> float:
+    """1 for fp8, by config or because the checkpoint quantises its cache; else the width of the arithmetic."""
+    if parts.section.kv_cache_dtype == "fp8":
+        return 1.0
+    stored = info.quantization.kv_cache_dtype if info.quantization is not None else None
+    num_bytes = None if stored is None else model_facts.dtype_bytes(stored.lower())
+    return float(num_bytes or (4 if parts.config.dtype is Dtype.FLOAT32 else 2))
+
+
+def find_misfits(parts: DeploymentParts, budget: MemoryBudget, file: str) -> list[Violation]:
+    """Why the deployment does not fit its GPUs, with the arithmetic; empty when one full-length request fits."""
+    longest = parts.config.serving.max_seq_len
+    if budget.kv_bytes > 0 and budget.max_sequences >= 1:
+        return []
+    ways = ["raise tensor_parallel", "lower serving.max_seq_len or max_num_tokens"]
+    if len(parts.instances) > 1:
+        ways.insert(0, "write plain_instance: swap")
+    lines = "".join(f"\n  {line}" for line in describe_budget(budget))
+    reason = f"no room for the keys and values of one request of {longest} tokens beside the weights"
+    remedy = f"{ways[0][0].upper()}{ways[0][1:]}, {', or '.join(ways[1:])}{lines}"
+    return [Violation(file, "tensorrt_llm.gpu", reason, remedy)]
+
+
+def kv_tokens_of(budget: MemoryBudget | None, instance: EngineModel) -> int | None:
+    """Tokens of the key/value cache of one LLM object, None where memory was not counted."""
+    return None if budget is None else budget.kv_tokens[instance]
+
+
+def record_instance(
+    parts: DeploymentParts, instance: EngineModel, arguments: Mapping[str, object], kv_tokens: int | None
+) -> EngineRecord:
+    """What the manifest says of one LLM object; `decoding` is the decoding_type that was written, None = plain."""
+    speculative = arguments.get("speculative_config")
+    decoding = str(speculative["decoding_type"]) if isinstance(speculative, Mapping) else None
+    quantized = parts.target.quantization if parts.target is not None else None
+    return EngineRecord(
+        model=instance,
+        folder="target",
+        decoding=decoding,
+        max_draft_len=0 if decoding is None else parts.config.speculation.max_draft_len,
+        max_batch_size=parts.config.serving.max_rows,
+        max_seq_len=parts.config.serving.max_seq_len,
+        max_num_tokens=parts.section.max_num_tokens,
+        tensor_parallel=parts.section.tensor_parallel,
+        pipeline_parallel=parts.section.pipeline_parallel,
+        dtype=str(parts.config.dtype),
+        quantization=None if quantized is None else quantized.method,
+        kv_cache_dtype=parts.section.kv_cache_dtype,
+        kv_tokens=kv_tokens,
+        gpu_ids=parts.gpu_ids,
+    )
