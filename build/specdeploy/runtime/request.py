@@ -73,18 +73,29 @@ class RequestStats:
 
     `num_steps` target forwards that emitted a token; `num_drafts` steps with at least one draft token;
     `num_accepted_tokens_per_pos[i]` drafts whose tokens 0..i were all accepted.
+
+    `source` is `measured`, `derived:<how>` or `unavailable:<why>`; of an unavailable count nothing is reported.
+    `num_steps` is None where steps cannot be seen. `off_reason` is set by an engine that did not draft for a reason of
+    its own.
     """
 
     was_allowed_to_draft: bool = False
-    num_steps: int = 0
+    num_steps: int | None = 0
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    source: str = "measured"
+    off_reason: str | None = None
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the counts of draft tokens mean anything."""
+        return not self.source.startswith("unavailable")
 
     def count_step(self, num_drafted: int, num_accepted: int) -> None:
         """Add one step that drafted `num_drafted` tokens and emitted `num_accepted` of them."""
-        self.num_steps += 1
+        self.num_steps = (self.num_steps or 0) + 1
         self.num_drafts += num_drafted > 0
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted

@@ -70,4 +70,6 @@ def _info(build: CurrentBuild, num_threads: int | None) -> dict[str, str]:
         "dtype": config.dtype.value,
         "threads": "" if num_threads is None else str(num_threads),
         "max_draft_len": str(build.plan.max_draft_len),
+        "effective_concurrency": "" if build.effective_concurrency is None else str(build.effective_concurrency),
+        "concurrency_limit": build.concurrency_limit or "",
     }

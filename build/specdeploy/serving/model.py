@@ -14,7 +14,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from tokenizers import Tokenizer
 
-from specdeploy.contract import OTHER_SEGMENT
+from specdeploy.contract import OTHER_SEGMENT, Lane
 from specdeploy.errors import RequestError, SpecDeployError
 from specdeploy.manifest import CurrentBuild, load_current_build
 from specdeploy.runtime.request import RequestStats, RowUpdate
@@ -181,6 +181,15 @@ def _send_error(sender: Any, message: str) -> None:
 
 def _load_adapter(build: CurrentBuild, engines_root: Path) -> Adapter:
     # Imported late: the other lanes' containers need not carry what this one needs.
+    if build.config.lane is Lane.TRTLLM_ENGINE:
+        from specdeploy.serving.adapters.trtllm_engine import TrtllmEngineAdapter
+        from specdeploy.serving.bls import TritonCaller
+
+        return TrtllmEngineAdapter(build, engines_root, TritonCaller(pb_utils))
+    if build.config.lane is Lane.TRTLLM_LLMAPI:
+        from specdeploy.serving.adapters.trtllm_llmapi import TrtllmLlmapiAdapter
+
+        return TrtllmLlmapiAdapter(build, engines_root)
     from specdeploy.serving.adapters.torch import TorchAdapter
 
     return TorchAdapter(build, engines_root)
@@ -201,4 +210,6 @@ def _limits(build: CurrentBuild, tokenizer: Tokenizer, folder: Path) -> ServingL
     longest = max(len(piece.encode()) for piece in tokenizer.get_vocab())
     vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
     num_token_ids = min(vocab_size, count_token_ids(tokenizer))
-    return ServingLimits(build.config.serving.max_seq_len, num_token_ids, longest)
+    section = build.config.tensorrt_llm
+    serves_guides = section is not None and section.guided_decoding_backend is not None
+    return ServingLimits(build.config.serving.max_seq_len, num_token_ids, longest, serves_guides)

@@ -50,11 +50,20 @@ _NEUTRAL_VALUE = {
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
     """What the deployment allows: context length, ids that can be emitted (padding rows of the vocabulary left out)
-    and the longest token in UTF-8 bytes."""
+    and the longest token in UTF-8 bytes. `serves_guides`: whether its engine enforces guided decoding."""
 
     max_seq_len: int
     num_token_ids: int
     longest_token_bytes: int
+    serves_guides: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """A constraint on the output: `kind` is one of GUIDE_TYPES, `text` the schema, expression or grammar."""
+
+    kind: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,8 @@ class ServingRequest:
     wants_perf_metrics: bool
     wants_input_count: bool
     wants_output_count: bool
+    guide: Guide | None = None
+    is_seed_given: bool = False
 
 
 def parse_request(
@@ -105,6 +116,8 @@ def parse_request(
         wants_perf_metrics=_boolean(tensors, "return_perf_metrics", default=False),
         wants_input_count=_boolean(tensors, "return_num_input_tokens", default=False),
         wants_output_count=_boolean(tensors, "return_num_output_tokens", default=False),
+        guide=_guide(tensors, limits),
+        is_seed_given=_scalar(tensors, "seed") is not None,
     )
 
 
@@ -119,17 +132,20 @@ def _refuse_unsupported(tensors: Tensors) -> None:
         value = _scalar(tensors, name)
         if value is not None and value != neutral:
             raise RequestError(name, f"{value} - {reason}", f"Send {neutral} or leave it out")
-    _refuse_constraint(tensors)
 
 
-def _refuse_constraint(tensors: Tensors) -> None:
+def _guide(tensors: Tensors, limits: ServingLimits) -> Guide | None:
     guide_type, guide = _string(tensors, "guided_decoding_guide_type"), _string(tensors, "guided_decoding_guide")
     if not guide_type and not guide:
-        return
+        return None
     if guide_type not in GUIDE_TYPES:
         raise RequestError(
             "guided_decoding_guide_type", f"unknown type {guide_type!r}", f"Known types: {', '.join(GUIDE_TYPES)}"
         )
+    if limits.serves_guides:
+        if not guide and guide_type != "json":
+            raise RequestError("guided_decoding_guide", f"is missing for type {guide_type}", "Send its text")
+        return Guide(guide_type, guide or "")
     raise RequestError(
         "guided_decoding_guide_type",
         "constrained decoding is not supported by this version (speculation.constrained: off)",

@@ -41,13 +41,15 @@ def final_tensors(
         "finish_reason": _strings(update.finish_reason or ""),
         "input_token_count": _int32(len(request.prompt_ids)),
         "output_token_count": _int32(num_output),
-        "num_steps": _int32(stats.num_steps),
-        "speculation": _strings("on" if stats.was_allowed_to_draft else f"off:{off_reason}"),
-        "speculation_stats": _strings("measured"),
-        "total_draft_tokens": _int32(stats.num_draft_tokens),
-        "total_accepted_draft_tokens": _int32(stats.num_accepted_tokens),
+        "speculation": _strings("on" if stats.was_allowed_to_draft else f"off:{stats.off_reason or off_reason}"),
+        "speculation_stats": _strings(stats.source),
     }
-    if stats.num_draft_tokens:
+    if stats.num_steps is not None:
+        tensors["num_steps"] = _int32(stats.num_steps)
+    if stats.is_available:
+        tensors["total_draft_tokens"] = _int32(stats.num_draft_tokens)
+        tensors["total_accepted_draft_tokens"] = _int32(stats.num_accepted_tokens)
+    if stats.is_available and stats.num_draft_tokens:
         rate = stats.num_accepted_tokens / stats.num_draft_tokens
         tensors["acceptance_rate"] = np.array([[rate]], dtype=np.float32)
     if request.wants_log_probs:

@@ -284,4 +284,6 @@ def test_the_served_facts_are_labels(model: Any) -> None:
         "dtype": "float32",
         "threads": "1",
         "max_draft_len": "3",
+        "effective_concurrency": "",
+        "concurrency_limit": "",
     }
