@@ -43,7 +43,7 @@ def run_table(summary: RunSummary) -> Table:
         on = found[Arm.ON]
         table.add_row(
             segment,
-            str(concurrency),
+            f"{concurrency}\nqueued" if summary.is_queued(concurrency) else str(concurrency),
             "\n".join(cell.arm for cell in cells),
             "\n".join(_percentiles(cell.ttft_ms) for cell in cells),
             "\n".join(_percentiles(cell.tpot_ms) for cell in cells),

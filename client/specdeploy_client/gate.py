@@ -47,7 +47,9 @@ def decide_segment(summary: RunSummary, segment: str, gate: GateConfig) -> Segme
     concurrency = summary.expected_concurrency
     comparison = find_comparison(summary, segment, concurrency, gate.decide_metric)
     action, detail = "measure more", f"not measured at concurrency {concurrency}"
-    if comparison is not None and comparison.void_reasons:
+    if summary.is_queued(concurrency):
+        detail = describe_queue(summary, concurrency)
+    elif comparison is not None and comparison.void_reasons:
         detail = "the measurement is void: " + "; ".join(comparison.void_reasons)
     elif comparison is not None and comparison.ci_low is not None and comparison.ci_high is not None:
         detail = describe_ratio(comparison, gate.max_ratio)
@@ -57,6 +59,15 @@ def decide_segment(summary: RunSummary, segment: str, gate: GateConfig) -> Segme
             action = "switch off"
     return SegmentDecision.model_validate(
         {"segment": segment, "concurrency": concurrency, "action": action, "detail": detail}
+    )
+
+
+def describe_queue(summary: RunSummary, concurrency: int) -> str:
+    """Why a level says nothing of speculation: requests wait for others to end, and both arms measure that queue."""
+    limit = summary.concurrency_limit or "it does not say why"
+    return (
+        f"{concurrency} requests are queued: the server decodes {summary.effective_concurrency} of full length at once "
+        f"({limit}). Raise that limit or lower traffic.expected_concurrency"
     )
 
 

@@ -44,6 +44,8 @@ class ServerFacts:
     threads: int | None = None
     max_draft_len: int | None = None
     counters: dict[str, SegmentCounters] = field(default_factory=dict)
+    effective_concurrency: int | None = None
+    concurrency_limit: str | None = None
 
     def counters_since(self, before: "ServerFacts") -> dict[str, SegmentCounters]:
         """The increase of every segment's counters since the snapshot `before`."""
@@ -105,6 +107,8 @@ def parse_server_facts(exposition: str) -> ServerFacts:
         dtype=info.get("dtype"),
         threads=_optional_int(info.get("threads")),
         max_draft_len=_optional_int(info.get("max_draft_len")),
+        effective_concurrency=_optional_int(info.get("effective_concurrency")) or None,
+        concurrency_limit=info.get("concurrency_limit") or None,
         counters=_counters_by_segment(totals),
     )
 

@@ -53,6 +53,8 @@ def summarise_run(
             for metric in MetricName
         ),
         environment=dict(run.environment),
+        effective_concurrency=facts.effective_concurrency,
+        concurrency_limit=facts.concurrency_limit,
     )
 
 

@@ -138,6 +138,7 @@ def make_summary(
     planned: Sequence[PlannedDraftLen] = (PlannedDraftLen(segment="chat", draft_len=4),),
     slos: Sequence[Slo] = (),
     environment: dict[str, str] | None = None,
+    effective_concurrency: int | None = None,
 ) -> RunSummary:
     """A RunSummary of `records` as the bench would write it."""
     cells = group_cells(records)
@@ -166,6 +167,8 @@ def make_summary(
             for metric in MetricName
         ),
         environment=environment or {"command": "specdeploy-client smoke"},
+        effective_concurrency=effective_concurrency,
+        concurrency_limit=None if effective_concurrency is None else "serving.max_rows",
     )
 
 

@@ -71,6 +71,15 @@ def test_another_concurrency_than_the_expected_one_decides_nothing() -> None:
     assert _finding(verdict, "SLO").detail == "not measured at the expected concurrency 4 (measured: 1)"
 
 
+def test_a_level_that_queues_decides_nothing_however_fast_it_looks() -> None:
+    records = make_cell(concurrency=4, speedup=FASTER)
+    verdict = _judge(make_summary(records, planned=[ON], effective_concurrency=3))
+    (decision,) = verdict.decisions
+    assert (verdict.status, decision.action) == (Status.INCONCLUSIVE, "measure more")
+    assert "4 requests are queued: the server decodes 3 of full length at once (serving.max_rows)" in decision.detail
+    assert _judge(make_summary(records, planned=[ON], effective_concurrency=4)).status is Status.PASS
+
+
 def test_a_void_comparison_is_measured_again_with_its_reason() -> None:
     verdict = _judge(make_summary(make_cell(concurrency=4, num_pairs=5)))
     assert verdict.decisions[0].action == "measure more"

@@ -79,6 +79,15 @@ def page() -> str:
     return render_report(main, [ReportInput(row)])
 
 
+def test_a_level_above_the_servers_limit_is_labelled_queued() -> None:
+    page = render_report(_input(make_summary(_records(), planned=PLANNED, effective_concurrency=2)))
+    assert page.count('class="queued">queued') == sum(
+        level > 2 for level in {(r.segment, r.concurrency): r.concurrency for r in _records()}.values()
+    )
+    assert "2, serving.max_rows" in page
+    assert "queued" not in render_report(_input(make_summary(_records(), planned=PLANNED))).split("<body")[1]
+
+
 def test_the_page_is_self_contained_and_well_formed(page: str) -> None:
     _check_page(page)
 
