@@ -114,8 +114,9 @@ test: $(STAMP) ## Run all tests
 test-fast: $(STAMP) ## Run the tests that start no server
 	@$(BIN)/pytest -q -m "not integration" $(ARGS)
 
-golden: $(STAMP) ## Rewrite the checked-in model repository of the demo
+golden: $(STAMP) ## Rewrite the checked-in model repository of the demo and the golden files of the GPU deployments
 	@$(BIN)/specdeploy repo demo
+	SPECDEPLOY_REWRITE_GOLDEN=1 $(BIN)/pytest -q tests/golden
 
 schema: $(STAMP) ## Rewrite the JSON schemas of the config files
 	@$(BIN)/python -m specdeploy.config.json_schema --write

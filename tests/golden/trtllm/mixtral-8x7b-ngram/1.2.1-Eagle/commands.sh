@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# mixtral-8x7b-ngram by hand, as `specdeploy build mixtral-8x7b-ngram` does it. Never run before: see UNCHECKED.md.
+# Run it on 2 x H100 inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3,
+# with this project installed there (python3 -m pip install <its folder>).
+set -euo pipefail
+here="$(cd -- "$(dirname -- "$0")" && pwd)"
+
+# 1. fetch target mistralai/Mixtral-8x7B-Instruct-v0.1 (about 87.0 GiB)
+hf download mistralai/Mixtral-8x7B-Instruct-v0.1 --exclude 'original/*' --local-dir /workspace/checkpoints/mistralai--Mixtral-8x7B-Instruct-v0.1/main
+
+# 2. probe
+# prints how the installed version spells each method
+python3 -m specdeploy.builders.trtllm_probe /workspace/engines
+
+# 3. put together
+mkdir -p /workspace/engines/mixtral-8x7b-ngram/target
+for file in /workspace/checkpoints/mistralai--Mixtral-8x7B-Instruct-v0.1/main/*.json /workspace/checkpoints/mistralai--Mixtral-8x7B-Instruct-v0.1/main/*.model /workspace/checkpoints/mistralai--Mixtral-8x7B-Instruct-v0.1/main/*.txt /workspace/checkpoints/mistralai--Mixtral-8x7B-Instruct-v0.1/main/*.jinja; do if [[ -f "$file" ]]; then cp "$file" /workspace/engines/mixtral-8x7b-ngram/target/; fi; done
+cp "$here/llm_args.yaml" /workspace/engines/mixtral-8x7b-ngram/
+
+# 4. warm-up (needs a GPU)
+# loads the LLM objects and generates a few tokens with and without drafting
+python3 -m specdeploy.builders.trtllm_warmup /workspace/engines/mixtral-8x7b-ngram
+
+# Memory as it was counted:
+#   memory of H100 SXM (GPU 0)    80.0 GiB
+#   - weights of target           43.5 GiB  (92880764928 B of layers + embedding 262144000 + output layer 262144000) / 2 + norms 532480
+#   - activations of target      871.4 MiB  estimated: 8192 tokens x (2 x 4096 + 3072 + 43008) x 2 B + 96 rows x 32000 logits x 4 B x 2
+#   - runtime of target            2.0 GiB  assumed: CUDA context, kernels, NCCL, workspaces, decoder state
+#   - kept free                    5.0 GiB  (1 - kv_cache_fraction 0.85) x 36135034880 left
+#   = key/value caches            28.6 GiB
+#   target: 468640 tokens x 65536 B = 28.6 GiB
+#   full-length requests at once: 57 (57 with the target alone)
+
+# The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it
+# resumes where it was interrupted, verifies what it made and writes it down:
+#   specdeploy build mixtral-8x7b-ngram && specdeploy repo mixtral-8x7b-ngram && specdeploy serve mixtral-8x7b-ngram
+# It fetches checkpoints into the cache of the model hub; to have it read the folders above, name those in
+# configs/deployments/mixtral-8x7b-ngram.yaml.

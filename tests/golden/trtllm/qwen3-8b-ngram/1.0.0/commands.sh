@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# qwen3-8b-ngram by hand, as `specdeploy build qwen3-8b-ngram` does it. Never run before: see UNCHECKED.md.
+# Run it on 1 x H100 inside nvcr.io/nvidia/tritonserver:25.10-trtllm-python-py3,
+# with this project installed there (python3 -m pip install <its folder>).
+set -euo pipefail
+here="$(cd -- "$(dirname -- "$0")" && pwd)"
+
+# 1. fetch target Qwen/Qwen3-8B (about 15.3 GiB)
+hf download Qwen/Qwen3-8B --exclude 'original/*' --local-dir /workspace/checkpoints/Qwen--Qwen3-8B/main
+
+# 2. probe
+# prints how the installed version spells each method
+python3 -m specdeploy.builders.trtllm_probe /workspace/engines
+
+# 3. put together
+mkdir -p /workspace/engines/qwen3-8b-ngram/target
+for file in /workspace/checkpoints/Qwen--Qwen3-8B/main/*.json /workspace/checkpoints/Qwen--Qwen3-8B/main/*.model /workspace/checkpoints/Qwen--Qwen3-8B/main/*.txt /workspace/checkpoints/Qwen--Qwen3-8B/main/*.jinja; do if [[ -f "$file" ]]; then cp "$file" /workspace/engines/qwen3-8b-ngram/target/; fi; done
+cp "$here/llm_args.yaml" /workspace/engines/qwen3-8b-ngram/
+cp "$here/llm_args_plain.yaml" /workspace/engines/qwen3-8b-ngram/
+
+# 4. warm-up (needs a GPU)
+# loads the LLM objects and generates a few tokens with and without drafting
+python3 -m specdeploy.builders.trtllm_warmup /workspace/engines/qwen3-8b-ngram
+
+# Memory as it was counted:
+#   memory of H100 SXM (GPU 0)       80.0 GiB
+#   - weights of target              15.3 GiB  (13891534848 B of layers + embedding 1244659712 + output layer 1244659712) / 1 + norms 598016
+#   - activations of target           1.1 GiB  estimated: 8192 tokens x (2 x 4096 + 6144 + 36864) x 2 B + 320 rows x 151936 logits x 4 B x 2
+#   - runtime of target               2.0 GiB  assumed: CUDA context, kernels, NCCL, workspaces, decoder state
+#   - weights of target_plain        15.3 GiB  (13891534848 B of layers + embedding 1244659712 + output layer 1244659712) / 1 + norms 598016
+#   - activations of target_plain     1.1 GiB  estimated: 8192 tokens x (2 x 4096 + 6144 + 36864) x 2 B + 320 rows x 151936 logits x 4 B x 2
+#   - runtime of target_plain         2.0 GiB  assumed: CUDA context, kernels, NCCL, workspaces, decoder state
+#   - kept free                       6.5 GiB  (1 - kv_cache_fraction 0.85) x 46385840128 left
+#   = key/value caches               36.7 GiB
+#   target: 133664 tokens x 147456 B = 18.4 GiB
+#   target_plain: 133664 tokens x 147456 B = 18.4 GiB
+#   full-length requests at once: 16 (46 with the target alone)
+
+# The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it
+# resumes where it was interrupted, verifies what it made and writes it down:
+#   specdeploy build qwen3-8b-ngram && specdeploy repo qwen3-8b-ngram && specdeploy serve qwen3-8b-ngram
+# It fetches checkpoints into the cache of the model hub; to have it read the folders above, name those in
+# configs/deployments/qwen3-8b-ngram.yaml.

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Written by `make repo DEPLOYMENT=vicuna-13b-medusa`; change configs/deployments/vicuna-13b-medusa.yaml instead.
+# Starts the server of this repository and stays until it ends. TensorRT-LLM 1.2.1: container image nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3.
+set -euo pipefail
+
+here="$(cd -- "$(dirname -- "$0")" && pwd)"
+printenv SPECDEPLOY_ENGINES_ROOT > /dev/null || export SPECDEPLOY_ENGINES_ROOT=/workspace/engines
+fail() { echo "launch.sh: $1" >&2; exit 1; }
+[[ -x /opt/tritonserver/bin/tritonserver ]] || fail "/opt/tritonserver/bin/tritonserver is missing: run this inside the container, which docker-run.sh starts"
+[[ -x "$here/tritonserver.sh" ]] || fail "$here/tritonserver.sh may not be executed: run chmod +x on it"
+[[ -d /workspace/engines/vicuna-13b-medusa/target_engine ]] || fail '/workspace/engines/vicuna-13b-medusa/target_engine is missing: mount it here'
+[[ -d /workspace/engines/vicuna-13b-medusa/target_plain_engine ]] || fail '/workspace/engines/vicuna-13b-medusa/target_plain_engine is missing: mount it here'
+[[ -f /app/scripts/launch_triton_server.py ]] || fail "/app/scripts/launch_triton_server.py is missing: this is not a TensorRT-LLM container"
+# Engines run only with the versions they were built with.
+python3 -m specdeploy.serving.runtime_versions vicuna-13b-medusa
+
+# The launcher returns at once; what it started is waited for.
+exec python3 -m specdeploy.serving.foreground python3 /app/scripts/launch_triton_server.py \
+  --model_repo="$here" \
+  --tritonserver="$here/tritonserver.sh" \
+  --multi-model \
+  --world_size=1 \
+  --tensorrt_llm_model_name=target,target_plain \
+  --http_port=8000 \
+  --grpc_port=8001 \
+  --metrics_port=8002 \
+  --force
