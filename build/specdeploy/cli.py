@@ -22,7 +22,7 @@ from specdeploy.config.load import load_deployment
 from specdeploy.config.schema import is_valid_name
 from specdeploy.contract import Lane, Method
 from specdeploy.errors import ConfigError, ServerError, SpecDeployError
-from specdeploy.manifest import MANIFEST_NAME, ManifestVerification
+from specdeploy.manifest import MANIFEST_NAME, ManifestVerification, load_current_build
 from specdeploy.units import format_bytes
 
 if TYPE_CHECKING:
@@ -339,6 +339,9 @@ def serve(
         state, is_new = start_server(plan, timeout_s=timeout or plan.start_timeout_s, on_wait=on_wait)
     verb = f"ready after {time.monotonic() - started:.1f} s" if is_new else "already running and ready"
     _say(f"{plan.deployment}: {verb}\n{_describe_server(state)}")
+    current = load_current_build(engines_root, plan.deployment)
+    if current.effective_concurrency is not None:
+        _say(f"  at once {current.effective_concurrency} requests of full length ({current.concurrency_limit})")
 
 
 def _require_pinned_weights(loaded: "LoadedDeployment", engines_root: Path, build_id: str) -> None:

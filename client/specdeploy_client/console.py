@@ -18,7 +18,7 @@ from specdeploy.contract import (
     Verdict,
 )
 from specdeploy.units import ns_to_ms
-from specdeploy_client.gate import find_cell, find_comparison
+from specdeploy_client.gate import describe_queue, find_cell, find_comparison
 from specdeploy_client.metrics import e2e_ns, mean_acceptance_length, num_tokens, tpot_ns, ttft_ns
 
 STYLES = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow"}
@@ -55,12 +55,13 @@ def run_table(summary: RunSummary) -> Table:
 
 
 def void_notes(summary: RunSummary) -> list[str]:
-    """One line per void cell with its reasons."""
+    """One line per void cell with its reasons, and one per level that queues."""
+    queued = sorted({cell.concurrency for cell in summary.cells if summary.is_queued(cell.concurrency)})
     return [
         f"{c.segment} at concurrency {c.concurrency} is void: {'; '.join(c.void_reasons)}"
         for c in summary.comparisons
         if c.metric is MetricName.E2E and c.void_reasons
-    ]
+    ] + [describe_queue(summary, level) for level in queued]
 
 
 def verdict_panel(verdict: Verdict) -> Panel:

@@ -31,7 +31,11 @@ def judge(summary: RunSummary, integrity: IntegrityReport | None, gate: GateConf
     findings = [_judge_errors(summary, gate)]
     if gate.require_integrity:
         findings.append(_judge_integrity(summary, integrity))
-    findings += [_judge_plan(planned, decision) for planned, decision in zip(summary.planned, decisions, strict=True)]
+    is_queued = summary.is_queued(summary.expected_concurrency)
+    findings += [
+        _judge_plan(planned, decision, is_queued=is_queued)
+        for planned, decision in zip(summary.planned, decisions, strict=True)
+    ]
     if gate.require_slos:
         findings += [_judge_slo(summary, slo) for slo in summary.slos]
     return Verdict(
@@ -63,10 +67,10 @@ def decide_segment(summary: RunSummary, segment: str, gate: GateConfig) -> Segme
 
 
 def describe_queue(summary: RunSummary, concurrency: int) -> str:
-    """Why a level says nothing of speculation: requests wait for others to end, and both arms measure that queue."""
+    """Why a level says nothing of speculation: requests may wait for others, and both arms then measure that queue."""
     limit = summary.concurrency_limit or "it does not say why"
     return (
-        f"{concurrency} requests are queued: the server decodes {summary.effective_concurrency} of full length at once "
+        f"{concurrency} requests may queue: the server decodes {summary.effective_concurrency} of full length at once "
         f"({limit}). Raise that limit or lower traffic.expected_concurrency"
     )
 
@@ -128,14 +132,15 @@ def _judge_integrity(summary: RunSummary, integrity: IntegrityReport | None) -> 
     )
 
 
-def _judge_plan(planned: PlannedDraftLen, decision: SegmentDecision) -> GateFinding:
-    """Whether what the plan does for a segment is what the measurement says."""
+def _judge_plan(planned: PlannedDraftLen, decision: SegmentDecision, *, is_queued: bool) -> GateFinding:
+    """Whether what the plan does for a segment is what the measurement says. A level that queues says nothing."""
     subject = f"plan for {planned.segment}"
     at = f"at concurrency {decision.concurrency}"
     if planned.draft_len == 0:
         note = "; speculation would be faster here" if decision.action == "speculate" else ""
         detail = f"planned off {at} ({planned.off_reason or 'no reason given'}); {decision.detail}{note}"
-        return GateFinding(subject=subject, status=Status.PASS, detail=detail)
+        status = Status.INCONCLUSIVE if is_queued else Status.PASS
+        return GateFinding(subject=subject, status=status, detail=detail)
     status, says = {
         "speculate": (Status.PASS, "measured faster"),
         "switch off": (Status.FAIL, "measured slower, switch it off"),
@@ -156,6 +161,8 @@ def _judge_slo(summary: RunSummary, slo: Slo) -> GateFinding:
         measured = ", ".join(map(str, _measured_levels(summary, slo.segment))) or "none"
         detail = f"not measured at the expected concurrency {concurrency} (measured: {measured})"
         return GateFinding(subject=subject, status=Status.INCONCLUSIVE, detail=detail)
+    if summary.is_queued(concurrency):
+        return GateFinding(subject=subject, status=Status.INCONCLUSIVE, detail=describe_queue(summary, concurrency))
     percentiles = metric_percentiles(cell, slo.metric)
     value = percentiles.value(slo.percentile)
     if value is None:

@@ -116,6 +116,8 @@ def describe_run(summary: RunSummary) -> tuple[str, str]:
     for planned in summary.planned:
         comparison = find_comparison(summary, planned.segment, summary.expected_concurrency, MetricName.E2E)
         outcome = "not measured" if comparison is None else comparison.outcome
+        if comparison is not None and summary.is_queued(summary.expected_concurrency):
+            outcome, comparison = "queued", None  # a ratio of two queues is not shown in the headline
         outcomes.setdefault(outcome, []).append(_with_ratio(planned.segment, comparison))
     words = {
         "faster": "speculation answers faster on",
@@ -123,6 +125,7 @@ def describe_run(summary: RunSummary) -> tuple[str, str]:
         "undecided": "no difference is proven on",
         "void": "the measurement is void on",
         "not measured": "nothing was measured on",
+        "queued": f"only {summary.effective_concurrency} requests of full length run at once, so nothing is decided on",
     }
     clauses = [f"{words[outcome]} {_join(names)}" for outcome, names in sorted(outcomes.items())]
     second = f"At the expected concurrency of {summary.expected_concurrency}, " + "; ".join(clauses) + "."

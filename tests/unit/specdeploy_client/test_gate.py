@@ -76,8 +76,19 @@ def test_a_level_that_queues_decides_nothing_however_fast_it_looks() -> None:
     verdict = _judge(make_summary(records, planned=[ON], effective_concurrency=3))
     (decision,) = verdict.decisions
     assert (verdict.status, decision.action) == (Status.INCONCLUSIVE, "measure more")
-    assert "4 requests are queued: the server decodes 3 of full length at once (serving.max_rows)" in decision.detail
+    assert "4 requests may queue: the server decodes 3 of full length at once (serving.max_rows)" in decision.detail
     assert _judge(make_summary(records, planned=[ON], effective_concurrency=4)).status is Status.PASS
+
+
+@pytest.mark.parametrize("planned", [ON, OFF])
+def test_nothing_passes_at_a_level_that_queues(planned: PlannedDraftLen) -> None:
+    slo = make_slo(max_ms=1e9)
+    summary = make_summary(
+        make_cell(concurrency=4, speedup=EQUAL), planned=[planned], slos=[slo], effective_concurrency=3
+    )
+    verdict = _judge(summary)
+    assert verdict.status is Status.INCONCLUSIVE
+    assert {_finding(verdict, "plan for chat").status, _finding(verdict, "SLO").status} == {Status.INCONCLUSIVE}
 
 
 def test_a_void_comparison_is_measured_again_with_its_reason() -> None:
