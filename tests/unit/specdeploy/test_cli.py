@@ -26,7 +26,17 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f" {command} " in out for command in ("build", "repo", "serve", "stop", "status"))
 
 
-@pytest.mark.parametrize("arguments", [["serve"], ["serve", "demo", "--no-such-option"], ["nothing"], []])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve"],
+        ["serve", "demo", "--no-such-option"],
+        ["nothing"],
+        [],
+        ["build", "demo", "--probe", "probe.json"],  # it would not be read
+        ["build", "demo", "--dry-run", "--prune"],
+    ],
+)
 def test_usage_errors(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(arguments) == cli.EXIT_USAGE
 
