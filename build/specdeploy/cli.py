@@ -21,7 +21,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from specdeploy.config.load import load_deployment
 from specdeploy.config.schema import is_valid_name
 from specdeploy.contract import Lane, Method
-from specdeploy.errors import ConfigError, ServerError, SpecDeployError
+from specdeploy.errors import ConfigError, SpecDeployError
 from specdeploy.manifest import MANIFEST_NAME, ManifestVerification, load_current_build
 from specdeploy.units import format_bytes
 
@@ -222,17 +222,16 @@ def build(
     engines_root: EnginesRoot = ENGINES,
     strict: Strict = False,
     allow: AllowBuild = None,
-    dry_run: DryRun = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done; in the TensorRT-LLM lanes write it to read.")
+    ] = False,
     probe: Annotated[
         Path | None,
         typer.Option(help="With --dry-run: what another machine's TensorRT-LLM accepts, engines/probes/*.json there."),
     ] = None,
     prune: Annotated[
         bool,
-        typer.Option(
-            "--prune",
-            help="Afterwards remove the finished steps, converted checkpoints above all; builds keep their engines.",
-        ),
+        typer.Option("--prune", help="Afterwards remove converted checkpoints; engines stay, and are not built again."),
     ] = False,
 ) -> None:
     """Make the engines of a deployment, or reuse them, and point the deployment to them.
@@ -247,24 +246,36 @@ def build(
     from specdeploy.builders.dispatch import build_deployment
     from specdeploy.builders.pair import Consent
 
+    if probe is not None and not dry_run:
+        raise typer.BadParameter("--probe belongs to --dry-run: a build asks the TensorRT-LLM that is installed")
+    if prune and dry_run:
+        raise typer.BadParameter("--prune removes what a build left; a dry run leaves nothing")
     loaded = load_deployment(deployment, configs_root)
     consent = Consent(is_strict=strict, allow=tuple(allow or ()))
     if dry_run:
         _say("\n".join(_dry_run(loaded, engines_root, consent, probe)))
         return
     started = time.monotonic()
-    result = build_deployment(loaded, engines_root, report=_say, consent=consent)
-    if result.reused:
+    said: set[str] = set()
+
+    def report(line: str) -> None:
+        said.add(line)
+        _say(line)
+
+    result = build_deployment(loaded, engines_root, report=report, consent=consent)
+    # What was found before the build is printed by now; the rest is what the build itself checked.
+    checks = [line for check in result.manifest.checks if (line := f"{check.name}: {check.detail}") not in said]
+    if result.reused and checks:
         _say(f"The manifest keeps what was recorded when it was built ({result.manifest.created_at}):")
-    for check in result.manifest.checks:
-        _say(f"{'recorded' if result.reused else 'checked'} {check.name}: {check.detail}")
+    for line in checks:
+        _say(f"{'recorded' if result.reused else 'checked'} {line}")
     verb = "reused" if result.reused else f"built in {time.monotonic() - started:.1f} s"
     _say(f"{loaded.config.name}: {result.build_folder} ({verb})")
     if prune:
         from specdeploy.builders.step_store import prune_steps
         from specdeploy.builders.trtllm_engine import WORK
 
-        _say(f"removed {format_bytes(prune_steps(engines_root / WORK, keep=()))} of finished steps")
+        _say(f"removed {format_bytes(prune_steps(engines_root / WORK, keep=()))} of converted checkpoints")
 
 
 def _dry_run(loaded: "LoadedDeployment", engines_root: Path, consent: "Consent", probe: Path | None) -> list[str]:
@@ -333,7 +344,6 @@ def serve(
     if dry_run:
         _say(plan.describe())
         return
-    _require_pinned_weights(loaded, engines_root, plan.build_id)
     started = time.monotonic()
     with _waiting(f"{plan.deployment}: loading, log {plan.log_path}") as on_wait:
         state, is_new = start_server(plan, timeout_s=timeout or plan.start_timeout_s, on_wait=on_wait)
@@ -342,16 +352,6 @@ def serve(
     current = load_current_build(engines_root, plan.deployment)
     if current.effective_concurrency is not None:
         _say(f"  at once {current.effective_concurrency} requests of full length ({current.concurrency_limit})")
-
-
-def _require_pinned_weights(loaded: "LoadedDeployment", engines_root: Path, build_id: str) -> None:
-    """In lane trtllm_llmapi the weights stay where the model hub put them: they must be those of the build."""
-    if loaded.config.lane is not Lane.TRTLLM_LLMAPI:
-        return
-    from specdeploy.builders.trtllm_snapshot import find_changed_sources
-
-    if changed := find_changed_sources(engines_root / build_id, engines_root):
-        raise ServerError("\n".join(changed))
 
 
 @app.command()
@@ -365,8 +365,10 @@ def stop(
 
     name = _deployment_name(deployment, configs_root)
     outcome = stop_server(state_root, name)
-    detail = " (it did not end in time and was killed)" if outcome is StopOutcome.KILLED else ""
-    _say(f"{name}: {'not running' if outcome is StopOutcome.NOT_RUNNING else 'stopped'}{detail}")
+    if outcome is StopOutcome.NOT_RUNNING:
+        _say(f"{name}: not running{_unseen_servers(deployment, configs_root)}")
+        return
+    _say(f"{name}: stopped{' (it did not end in time and was killed)' if outcome is StopOutcome.KILLED else ''}")
 
 
 @app.command()
@@ -383,7 +385,8 @@ def status(
     if as_json:
         typer.echo(json.dumps(found.model_dump(mode="json"), indent=2))
     else:
-        _say(_describe_status(found))
+        unseen = "" if found.running else _unseen_servers(deployment, configs_root)
+        _say(f"{_describe_status(found)}{unseen}")
     if not (found.running and found.ready):
         raise typer.Exit(EXIT_FAIL)
 
@@ -391,6 +394,23 @@ def status(
 def _deployment_name(reference: str, configs_root: Path) -> str:
     """The name alone is enough to stop or look at a server, even when its YAML file is broken or gone."""
     return reference if is_valid_name(reference) else load_deployment(reference, configs_root).config.name
+
+
+def _unseen_servers(reference: str, configs_root: Path) -> str:
+    """What `serve` did not start is not known here: in the TensorRT-LLM lanes scripts start servers too."""
+    try:
+        config = load_deployment(reference, configs_root).config
+    except SpecDeployError:  # whether a server runs can be said without it
+        return ""
+    if config.lane is Lane.TORCH or config.tensorrt_llm is None:
+        return ""
+    name = f"specdeploy-{config.name}"
+    if config.tensorrt_llm.num_nodes > 1:
+        return f" by `serve`; a job of launch.slurm is not seen here: squeue --name={name}, scancel --name={name}"
+    return (
+        f" by `serve`; a container that docker-run.sh started is not seen here: docker ps --filter name={name}, "
+        f"docker stop {name}"
+    )
 
 
 def _describe_status(found: "ServerStatus") -> str:

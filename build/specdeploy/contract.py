@@ -52,7 +52,7 @@ class Dtype(StrEnum):
 
 
 class ConstrainedPolicy(StrEnum):
-    """What happens to requests with guided decoding (DESIGN section 3): refused, canary only, or served."""
+    """What happens to requests with guided decoding (docs/design.md section 3): refused, canary only, or served."""
 
     OFF = "off"
     CANARY = "canary"
@@ -254,10 +254,16 @@ class EngineManifest(ContractModel):
 
 
 class RepositoryManifest(ContractModel):
-    """What `make repo` wrote: one entry per file of the model repository."""
+    """What `make repo` wrote: one entry per file of the model repository.
+
+    `build_id` and `config_digest` (of the YAML file that was built) say what it was packed for. None in lane torch,
+    whose repository names no build, and then not written.
+    """
 
     schema_version: Literal[1] = 1
     deployment: str
+    build_id: str | None = None
+    config_digest: str | None = None
     models: tuple[str, ...]
     files: tuple[FileDigest, ...]
 

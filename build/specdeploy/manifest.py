@@ -1,7 +1,8 @@
 """Files that say what was built: written whole or not at all, read back with an error that names the remedy.
 
-engines/<build id>/manifest.json   EngineManifest, immutable
-engines/<deployment>.json          CurrentBuild, replaced by every successful build of the deployment
+engines/<build id>/manifest.json           EngineManifest, immutable
+engines/<deployment>.json                  CurrentBuild, replaced by every successful build of the deployment
+triton_repo/<deployment>/repository.json   RepositoryManifest, replaced with the repository it belongs to
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from specdeploy.errors import BuildError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 MANIFEST_NAME = "manifest.json"
+REPOSITORY_MANIFEST_NAME = "repository.json"
 BUILD_ID_LENGTH = 16
 _READ_ONLY = 0o444
 _BUILD_ID = re.compile(rf"[0-9a-f]{{{BUILD_ID_LENGTH}}}")

@@ -115,7 +115,7 @@ def describe_run(summary: RunSummary) -> tuple[str, str]:
     outcomes: dict[str, list[str]] = {}
     for planned in summary.planned:
         comparison = find_comparison(summary, planned.segment, summary.expected_concurrency, MetricName.E2E)
-        outcome = "not measured" if comparison is None else comparison.outcome
+        outcome: str = "not measured" if comparison is None else comparison.outcome
         if comparison is not None and summary.is_queued(summary.expected_concurrency):
             outcome, comparison = "queued", None  # a ratio of two queues is not shown in the headline
         outcomes.setdefault(outcome, []).append(_with_ratio(planned.segment, comparison))

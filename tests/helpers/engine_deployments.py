@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from helpers.deployment_files import write_deployment
 from helpers.fabricated_checkpoints import (
@@ -28,6 +29,7 @@ from helpers.fabricated_checkpoints import (
 from helpers.trtllm_standins import Standins, write_standins
 from specdeploy.builders.trtllm_installation import EXAMPLES_VARIABLE
 from specdeploy.config.load import LoadedDeployment, load_deployment
+from specdeploy.trtllm.versions import CONTAINERS, LAST_WITH_ENGINE_FLOW, container_of, engine_flow_refusal
 
 TARGET_SIZE = replace(SMALL, num_layers=16)  # large enough beside its draft that drafting pays
 DRAFT_SIZE = replace(SMALL, num_layers=1)
@@ -113,7 +115,7 @@ class EngineDeployment:
             write_sparse(folder / "medusa_lm_head.safetensors", medusa_tensors(SMALL.hidden, SMALL.vocab))
         elif method == "eagle":
             config = llama_config(SMALL, num_hidden_layers=1)
-            write_checkpoint(folder, config, eagle1_tensors(SMALL, bias=True, embedding=False))
+            write_checkpoint(folder, config, eagle1_tensors(SMALL, bias=True))
         else:
             config = {"hidden_size": 64, "exit_dim": 128, "num_draft_layers": 2, "rnn": True}
             shapes: Shapes = {"lm_head.0.linear.weight": ("F16", (128, 128)), "rnn_u.weight": ("F16", (64, 64))}
@@ -135,20 +137,26 @@ class EngineDeployment:
 def install_standins(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *, version: str = "1.2.1", gpu: str = "NVIDIA H100 80GB HBM3"
 ) -> Standins:
-    """This machine with TensorRT-LLM `version`: package metadata, stand-in programs in PATH, examples, a GPU."""
-    standins = write_standins(folder, "1.2.1")  # the flags of the last version that has them
+    """This machine with TensorRT-LLM `version`: package metadata, stand-in programs in PATH, examples, a GPU.
+
+    TensorRT and CUDA are those of the container that carries the version. Programs of a version that has none are those
+    of the last that had them.
+    """
+    has_flow = engine_flow_refusal(Version(version)) is None
+    standins = write_standins(folder, version if has_flow else str(LAST_WITH_ENGINE_FLOW))
+    container = container_of(Version(version)) or CONTAINERS[0]
     site = folder / "site"
-    for name, number in (("tensorrt_llm", version), ("tensorrt", "10.14.1.48")):
+    for name, number in (("tensorrt_llm", version), ("tensorrt", container.tensorrt)):
         info = site / f"{name}-{number}.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
     query = standins.trtllm_build.parent / "nvidia-smi"
-    query.write_text(f"#!/bin/sh\necho '9.0, {gpu}'\n")
+    query.write_text(f"#!/bin/sh\necho '9.0, {gpu}, 81559'\n")  # MiB
     query.chmod(0o755)
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("PATH", f"{standins.trtllm_build.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv(EXAMPLES_VARIABLE, str(standins.examples_root))
-    monkeypatch.setenv("CUDA_VERSION", "13.1.0.036")
+    monkeypatch.setenv("CUDA_VERSION", container.cuda)
     for name, value in standins.environment.items():
         monkeypatch.setenv(name, value)
     return standins

@@ -2,7 +2,7 @@
 
 Its shapes are those of NVIDIA/TensorRT-LLM: fields of SamplingParams and GuidedDecodingParams from
 tensorrt_llm/sampling_params.py@000a01de, cumulative outputs and abort() from tensorrt_llm/executor/result.py@005bc848,
-`update_llm_args_with_extra_dict` from llm_args.py (blob 1520735490). Like the real ones they refuse unknown keywords,
+`DecodingBaseConfig.from_dict` from llm_args.py (blob 1520735490). Like the real ones they refuse unknown keywords,
 and LLM takes no mapping as `speculative_config`.
 
 What an LLM answers is a script (chunks of tokens, one per message) or the torch runtime of this project.
@@ -292,19 +292,21 @@ class LLM:
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """What `update_llm_args_with_extra_dict` makes of a mapping."""
+    """What `DecodingBaseConfig.from_dict` makes of a mapping."""
 
     values: dict[str, Any]
 
 
-def update_llm_args_with_extra_dict(llm_args: dict[str, Any], llm_args_dict: dict[str, Any]) -> dict[str, Any]:
-    """Writes into its second argument, as the real one does."""
-    if "speculative_config" in llm_args_dict:
-        values = llm_args_dict["speculative_config"]
-        if values["decoding_type"] not in ("NGram", "Eagle", "DraftTarget", "MTP"):
+class DecodingBaseConfig:
+    """The table lookup of versions up to 1.2.1."""
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> SpeculativeConfig:
+        """Writes into its argument, as the real one does."""
+        values = dict(data)
+        if data.pop("decoding_type") not in ("NGram", "Eagle", "DraftTarget", "MTP"):
             raise ValueError(f"Invalid decoding type: {values['decoding_type']}")
-        llm_args_dict["speculative_config"] = SpeculativeConfig(values)
-    return llm_args | llm_args_dict
+        return SpeculativeConfig(values)
 
 
 def make_modules(behaviour: Behaviour) -> dict[str, ModuleType]:
@@ -320,7 +322,7 @@ def make_modules(behaviour: Behaviour) -> dict[str, ModuleType]:
             "GuidedDecodingParams": GuidedDecodingParams,
         },
         "tensorrt_llm.llmapi": {},
-        "tensorrt_llm.llmapi.llm_utils": {"update_llm_args_with_extra_dict": update_llm_args_with_extra_dict},
+        "tensorrt_llm.llmapi.llm_args": {"DecodingBaseConfig": DecodingBaseConfig},
     }
     modules = {}
     for name, values in contents.items():

@@ -3,6 +3,9 @@
 It refuses unknown keys, wrong spellings, missing fields and schedules of the other meaning. Up to 1.2 `decoding_type`
 is looked up in a table by `DecodingBaseConfig.from_dict` and is no field of the classes; from 1.3 on it is the
 discriminator of a union. There is no LLM class in it.
+
+Which entries of the facts a version gets is this file's own table: were it the product's choice, a version that the
+product reads in the wrong column would look right.
 """
 
 import contextlib
@@ -10,28 +13,59 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packaging.version import Version
-
-from specdeploy.errors import BuildError
 from specdeploy.trtllm.decoding import SPELLINGS
-from specdeploy.trtllm.draft_len_schedule import schedule_meaning
-from specdeploy.trtllm.facts import (
-    LLM_ARGS_GROUPS,
-    SPECULATIVE_FILE,
-    Field,
-    llm_args_column,
-    llm_args_fields,
-    load_facts,
-    pytorch_types,
-    speculative_column,
-    speculative_types,
-    type_sources,
-)
+from specdeploy.trtllm.fact_files import LLM_ARGS_FILE, SPECULATIVE_FILE, load_facts
 
+_JULY_2026 = "1.3.0rc (July-Aug 2026 main)"
 _EARLY_2026 = "1.3.0-dev (early 2026)"
+_GROUPS = ("base", "torch", "kv_cache_config", "cuda_graph_config")
+
+
+@dataclass(frozen=True, slots=True)
+class Era:
+    """Where the classes of some versions are read: a type in the first of `speculative` that has it, a group in the
+    first of `llm_args` that has its fields. `meaning` of a schedule there, as upstream words it."""
+
+    speculative: tuple[str, ...]
+    llm_args: tuple[str, ...]
+    meaning: str | None
+    is_union: bool
+
+
+_MAIN = (_JULY_2026,)
+ERAS: Mapping[str, Era] = {
+    "1.0.0": Era(("1.0.0",), ("1.0.0",), None, False),
+    "1.2.0rc": Era(("1.2.0rc",), ("1.2.0rc",), None, False),
+    "1.2.1": Era(("1.2.1",), ("1.2.1", "1.2.0rc"), "from key on", False),
+    "early 2026": Era((_EARLY_2026,), _MAIN, "from key on", True),
+    "1.3.0rc27": Era(("1.3.0rc27", _JULY_2026), _MAIN, "up to key", True),
+    "1.4.0rc1": Era(("1.4.0rc1", "1.3.0rc27", _JULY_2026), _MAIN, "up to key", True),
+    "1.4.0rc4": Era(("1.4.0rc4", "1.4.0rc1", "1.3.0rc27", _JULY_2026), _MAIN, "up to key", True),
+}
+# What a test may install -> the eras it may be like: the neighbours of one that nobody read.
+VERSIONS: Mapping[str, tuple[str, ...]] = {
+    "1.0.0": ("1.0.0",),
+    "1.0.0.post1": ("1.0.0", "1.2.0rc"),
+    "1.0.3.2510": ("1.0.0", "1.2.0rc"),
+    "1.1.0": ("1.0.0", "1.2.0rc"),
+    "1.1.0.post1": ("1.0.0", "1.2.0rc"),
+    "1.2.0rc6": ("1.2.0rc",),
+    "1.2.0.post1": ("1.2.0rc", "1.2.1"),
+    "1.2.0.2511": ("1.2.0rc", "1.2.1"),
+    "1.2.1": ("1.2.1",),
+    "1.2.1.post1": ("1.2.1",),
+    "1.2.1.2511": ("1.2.1",),
+    "1.3.0rc5": ("early 2026",),
+    "1.3.0rc27": ("1.3.0rc27",),
+    "1.3.0rc29": ("1.3.0rc27", "1.4.0rc1"),
+    "1.4.0rc1": ("1.4.0rc1",),
+    "1.4.0rc4": ("1.4.0rc4",),
+    "1.4.1": ("1.4.0rc4",),
+}
 
 _LLM_ARGS_SOURCE = """
 import json
@@ -124,22 +158,24 @@ LlmArgs = TorchLlmArgs
 """
 
 
-def write_fake_tensorrt_llm(folder: Path, version: str, spellings: Mapping[str, str] | None = None) -> Path:
+def write_fake_tensorrt_llm(
+    folder: Path, version: str, spellings: Mapping[str, str] | None = None, era: str | None = None
+) -> Path:
     """Write the package and its metadata into `folder` and return `folder`, to be put on the import path.
 
     `spellings` method value -> the only decoding_type accepted for it, where the facts leave it open or a test wants
-    another. A version between those that were read gets the classes of the nearest.
+    another. `era` one of `VERSIONS[version]`, by default the first.
     """
-    parsed = Version(version)
+    classes = ERAS[era or VERSIONS[version][0]]
     facts: dict[str, Any] = {
-        "is_union": parsed.release[:2] >= (1, 3),
-        "meaning": schedule_meaning(parsed),
+        "is_union": classes.is_union,
+        "meaning": classes.meaning,
         "types": {},
         "rules": {},
-        "groups": _groups(parsed),
+        "groups": {group: fake_group(classes, group) for group in _GROUPS},
     }
     renamed = {old: new for method, new in (spellings or {}).items() for old in SPELLINGS[_method(method)]}
-    for decoding_type, (class_name, fields) in _types(parsed).items():
+    for decoding_type, (class_name, fields) in fake_types(classes).items():
         facts["types"][renamed.get(decoding_type, decoding_type)] = {"class": class_name, "fields": fields}
         facts["rules"][class_name] = {
             field["name"]: 0 if field["type"].startswith("int") else None
@@ -180,50 +216,30 @@ def _method(value: str) -> Any:
     return next(method for method in SPELLINGS if method.value == value)
 
 
-def _types(version: Version) -> dict[str, tuple[str, list[dict[str, Any]]]]:
+def fake_types(era: Era) -> dict[str, tuple[str, list[dict[str, Any]]]]:
     """decoding_type -> (class name, its fields); all types that the PyTorch backend serves."""
     versions = load_facts(SPECULATIVE_FILE)["versions"]
-    try:
-        column = speculative_column(version)
-    except BuildError:
-        if version > Version("1.4.0rc4"):
-            column = speculative_column(Version("1.4.0rc4"))
-        else:
-            return {
-                name: (entry["class"], [_raw_field(key, value) for key, value in entry["fields"].items()])
-                for name, entry in versions[_EARLY_2026]["types"].items()
-                if "pytorch" in entry["backends"]
-            }
     found: dict[str, tuple[str, list[dict[str, Any]]]] = {}
-    for name, fields in speculative_types(column).items():
-        if name in pytorch_types(column):
-            entry = versions[type_sources(column, name)[0]]["types"][name]
-            raw = {alias: value for key, value in entry["fields"].items() for alias in (key, *value.get("aliases", ()))}
-            found[name] = (entry["class"], [_entry(field, raw[field.name]) for field in fields.values()])
+    for source in era.speculative:
+        for name, entry in versions[source]["types"].items():
+            if name not in found and "pytorch" in entry["backends"]:
+                found[name] = (entry["class"], [_raw_field(key, raw) for key, raw in entry["fields"].items()])
     return found
 
 
-def _groups(version: Version) -> dict[str, list[dict[str, Any]]]:
-    try:
-        column = llm_args_column(version)
-    except BuildError:
-        column = llm_args_column(Version("1.4.0rc4"))
-    return {
-        group: [_entry(field, {}) for field in llm_args_fields(column, group).values()] for group in LLM_ARGS_GROUPS
-    }
+def fake_group(era: Era, group: str) -> list[dict[str, Any]]:
+    """Fields of one group of LLM arguments; what 1.2.1 has of a group that nobody saw is what was there before it."""
+    versions = load_facts(LLM_ARGS_FILE)["versions"]
+    for source in era.llm_args:
+        table = versions[source].get(group, {})
+        if fields := [_raw_field(key, raw) for key, raw in table.items() if isinstance(raw, dict) and "type" in raw]:
+            return fields
+    raise AssertionError(f"no {group} in {era.llm_args}")
 
 
-def _entry(field: Field, raw: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "name": field.name,
-        "type": field.type,
-        "default": field.default,
-        "is_required": field.is_required,
-        "by_validator": raw.get("required_by") == "validator",
-        "aliases": list(field.aliases),
-        "ge": field.minimum,
-        "le": field.maximum,
-    }
+def accepted_by_fake(fields: list[dict[str, Any]]) -> set[str]:
+    """Every name that a class of these fields takes."""
+    return {name for field in fields for name in (field["name"], *field["aliases"])}
 
 
 def _raw_field(name: str, raw: Mapping[str, Any]) -> dict[str, Any]:

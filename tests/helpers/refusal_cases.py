@@ -135,7 +135,7 @@ PAIRS: Mapping[str, tuple[Pair, ...]] = {
             Case(speculation={"constrained": "on"}),
             "speculation.constrained",
             "restarts the grammar",
-            Case(section={"guided_decoding_backend": "xgrammar"}),
+            Case(),
         ),
         Pair(
             Case(Method.LOOKAHEAD, speculation={"constrained": "canary"}),
@@ -144,20 +144,16 @@ PAIRS: Mapping[str, tuple[Pair, ...]] = {
             llmapi(speculation={"constrained": "canary"}),
         ),
     ),
-    "engine-llguidance": (
-        Pair(
-            Case(section={"guided_decoding_backend": "llguidance"}),
-            "tensorrt_llm.guided_decoding_backend",
-            "only xgrammar",
-            llmapi(section={"guided_decoding_backend": "llguidance"}),
-        ),
-    ),
-    "lookahead-guides": (
-        Pair(
-            Case(Method.LOOKAHEAD, section={"guided_decoding_backend": "xgrammar"}),
-            "tensorrt_llm.guided_decoding_backend",
-            "xgrammar with method lookahead",
-            Case(Method.EAGLE, section={"guided_decoding_backend": "xgrammar"}),
+    "engine-guides": (
+        *(
+            Pair(
+                Case(method, section={"guided_decoding_backend": backend}),
+                "tensorrt_llm.guided_decoding_backend",
+                f"{backend}: no build of lane trtllm_engine writes what its backend needs",
+                llmapi(section={"guided_decoding_backend": backend}),
+            )
+            for method in ENGINE_METHODS
+            for backend in ("xgrammar", "llguidance")
         ),
     ),
     "engine-kv-reuse": (
@@ -240,18 +236,18 @@ PAIRS: Mapping[str, tuple[Pair, ...]] = {
             Case(section={"pipeline_parallel": 2}),
         ),
     ),
-    "llmapi-early-guides": (
+    "llmapi-constrained": (
         Pair(
             llmapi(version="1.0.3.2510", speculation={"constrained": "on"}),
             "speculation.constrained",
-            "raises ValueError",
-            llmapi(version="1.1.0", speculation={"constrained": "on"}),
+            "TensorRT-LLM 1.0.3.2510 raises ValueError",
+            llmapi(version="1.0.3.2510", section={"guided_decoding_backend": "xgrammar"}),
         ),
         Pair(
-            llmapi(version="1.0.0", speculation={"constrained": "canary"}),
+            llmapi(version="1.2.1", speculation={"constrained": "canary"}),
             "speculation.constrained",
-            "TensorRT-LLM 1.0.0 raises ValueError",
-            llmapi(version="1.0.0", section={"guided_decoding_backend": "xgrammar"}),
+            "canary: this lane does not draft for requests with guided decoding",
+            llmapi(version="1.2.1", section={"guided_decoding_backend": "xgrammar"}),
         ),
     ),
     "no-per-request-switch": (

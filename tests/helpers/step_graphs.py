@@ -87,11 +87,17 @@ def _convert(name: str, standins: Standins, role: str, num_bytes: int | None) ->
 def start_runner(
     standins: Standins, models: Path, work_root: Path, variables: Mapping[str, str]
 ) -> subprocess.Popen[str]:
-    """A process that runs the three steps and prints the finished folders; errors go to its standard error."""
+    """A process that runs the three steps and prints the finished folders; errors go to its standard error.
+
+    It can be interrupted even where this process cannot: a shell starts what runs in the background deaf to SIGINT.
+    """
     # The two source roots first: the process is no pytest, which would have set them.
     roots = [str(Path(__file__).parents[1]), str(Path(step_process.__file__).parents[2])]
     code = (
-        f"import sys; sys.path[:0] = {roots!r}\n"
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+        f"sys.path[:0] = {roots!r}\n"
         "from pathlib import Path\n"
         "from helpers.step_graphs import run_three_steps\n"
         f"run_three_steps(Path({str(standins.trtllm_build)!r}), Path({str(models)!r}), Path({str(work_root)!r}))\n"
@@ -103,6 +109,16 @@ def start_runner(
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def wait_until_ended(runner: subprocess.Popen[str], timeout_s: float = 60.0) -> tuple[str, str]:
+    """Output and errors of a runner that is about to end; one that does not is killed and fails the test."""
+    try:
+        return runner.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        runner.kill()
+        runner.communicate()
+        raise
 
 
 def run_three_steps(trtllm_build: Path, models: Path, work_root: Path) -> None:

@@ -182,11 +182,27 @@ def plan_checkpoint(options: argparse.Namespace, script: str) -> dict[str, bytes
         raise AssertionError("num_attention_heads must be divisible by tp_size")
     if script == "eagle" and pipeline_parallel != 1:
         raise AssertionError("EAGLE does not support pipeline parallelism")
+    if script == "eagle":
+        require_eagle_tensors(Path(options.eagle_model_dir))
     config = pretrained_config(source, options, tensor_parallel, pipeline_parallel)
     config.update(head_config(config, options, script))
     world_size = tensor_parallel * pipeline_parallel
     files = {f"rank{rank}.safetensors": tiny_safetensors(config["dtype"], rank) for rank in range(world_size)}
     return {"config.json": json_bytes(config), **files}
+
+
+def require_eagle_tensors(folder: Path) -> None:
+    """Fail over tensors of the head that upstream reads unconditionally: tensorrt_llm/models/eagle/weight.py@535c9cc6
+    (convert_hf_llama, load_eagle_hf; there from a pickle, here from safetensors files)."""
+    names: set[str] = set()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as stream:
+            (size,) = struct.unpack("<Q", stream.read(8))
+            names |= json.loads(stream.read(size)).keys()
+    bare = {name.removeprefix("model.") for name in names}
+    for name in ("embed_tokens.weight", "fc.weight", "fc.bias"):
+        if name not in bare:
+            raise KeyError(name)
 
 
 def pretrained_config(
@@ -213,7 +229,7 @@ def pretrained_config(
         "num_key_value_heads": source.get("num_key_value_heads", heads),
         "intermediate_size": source["intermediate_size"],
         "max_position_embeddings": source.get("max_position_embeddings"),
-        "mapping": mapping(tensor_parallel, pipeline_parallel),
+        "mapping": mapping(tensor_parallel, pipeline_parallel, options),
         "quantization": quantization(source, options),
         "use_parallel_embedding": getattr(options, "use_parallel_embedding", False),
         "embedding_sharding_dim": getattr(options, "embedding_sharding_dim", 0),
@@ -223,17 +239,21 @@ def pretrained_config(
     }
 
 
-def mapping(tensor_parallel: int, pipeline_parallel: int) -> dict[str, Any]:
-    """`Mapping.to_dict` without the rank: tensorrt_llm/mapping.py@05ebebb2c1d34320db9019f2b7ace6009a67e997."""
+def mapping(tensor_parallel: int, pipeline_parallel: int, options: argparse.Namespace) -> dict[str, Any]:
+    """`Mapping.to_dict` without the rank: tensorrt_llm/mapping.py@05ebebb2c1d34320db9019f2b7ace6009a67e997.
+
+    -1, the default of both expert flags, means all of the layer's GPUs for the tensors and none for the experts.
+    """
+    moe_tensor, moe_expert = getattr(options, "moe_tp_size", -1), getattr(options, "moe_ep_size", -1)
     return {
         "world_size": tensor_parallel * pipeline_parallel,
         "gpus_per_node": 8,
         "cp_size": 1,
         "tp_size": tensor_parallel,
         "pp_size": pipeline_parallel,
-        "moe_tp_size": tensor_parallel,
+        "moe_tp_size": tensor_parallel // max(moe_expert, 1) if moe_tensor == -1 else moe_tensor,
         "moe_cluster_size": 1,
-        "moe_ep_size": 1,
+        "moe_ep_size": max(moe_expert, 1),
         "attn_tp_size": tensor_parallel,
         "attn_cp_size": 1,
         "auto_parallel": False,

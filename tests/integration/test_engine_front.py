@@ -16,14 +16,15 @@ import torch
 from tokenizers import Tokenizer
 
 from helpers.deployment_files import write_deployment
-from helpers.engine_standins.build import engine_config, engine_record, write_engine_build
+from helpers.engine_standins.build import BUILD_ID, engine_config, engine_record, write_engine_build
 from helpers.engine_standins.engine import Settings
 from helpers.engine_standins.repository import write_stand_in
 from helpers.tiny_checkpoint import make_checkpoint
 from integration.conftest import Deployed, free_port
 from integration.test_llm import PROMPTS, answer, answer_all, assert_idle, completion, ids, post, request, run
 from specdeploy.config.load import load_deployment
-from specdeploy.contract import EngineModel, EngineRecord
+from specdeploy.contract import EngineModel, EngineRecord, RepositoryManifest
+from specdeploy.manifest import REPOSITORY_MANIFEST_NAME, hash_folder
 from specdeploy.packager.repository import pack_repository
 from specdeploy.runtime.engine import Engine
 from specdeploy.runtime.model import DecoderModel
@@ -73,11 +74,25 @@ def deploy_engines(root: Path, name: str, models: dict[EngineModel, StandIn], sp
         engines=tuple(records),
         config_digest=loaded.digest,
     )
+    record_repository(root / "triton_repo" / name, loaded.digest)
     plan = plan_launch(loaded, engines_root=root / "engines", repo_root=root / "triton_repo", state_root=root / "state")
     state, _ = start_server(plan, timeout_s=120.0)
     deployed = Deployed(root, loaded, state)
     wait_until_all_are_ready(deployed)
     return deployed
+
+
+def record_repository(folder: Path, config_digest: str) -> None:
+    """What `make repo` would have written of it, stand-ins included: a repository that was changed is not served."""
+    (folder / REPOSITORY_MANIFEST_NAME).unlink()
+    manifest = RepositoryManifest(
+        deployment=folder.name,
+        build_id=BUILD_ID,
+        config_digest=config_digest,
+        models=tuple(sorted(path.name for path in folder.iterdir() if path.is_dir())),
+        files=hash_folder(folder),
+    )
+    (folder / REPOSITORY_MANIFEST_NAME).write_text(manifest.model_dump_json())
 
 
 def wait_until_all_are_ready(deployed: Deployed) -> None:
@@ -92,7 +107,7 @@ def serve(root: Path, name: str, *arguments: Any) -> Iterator[Deployed]:
     try:
         yield deploy_engines(root, name, *arguments)
     finally:
-        stop_server(root / "state", name)
+        stop_server(root / "state", name, grace_s=3.0)
 
 
 PAIR = {"method": "draft_model", "max_draft_len": K, "draft": {"checkpoint": "unused"}}

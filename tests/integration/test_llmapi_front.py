@@ -92,7 +92,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     try:
         yield serve(root)
     finally:
-        stop_server(root / "state", NAME)
+        stop_server(root / "state", NAME, grace_s=3.0)  # the server keeps a model that called others for its exit timeout
 
 
 def test_outputs_on_equal_off_streamed_or_whole(front: Deployed) -> None:
@@ -111,7 +111,7 @@ def test_outputs_on_equal_off_streamed_or_whole(front: Deployed) -> None:
 
 
 def test_sampling_is_not_drafted_for_by_this_version(front: Deployed) -> None:
-    last = completion(answer(front, request(temperature=0.7, seed=1)))
+    last = completion(answer(front, request(temperature=0.7)))
     assert last.speculation == "off:sampling"
     assert last.total_draft_tokens == 0
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from specdeploy.builders.file_errors import REMEDY, file_errors
 from specdeploy.contract import (
     BuildCheck,
     CheckpointSource,
@@ -95,10 +96,10 @@ class BuildResult:
 def run_build(recipe: BuildRecipe, engines_root: Path, report: Report) -> BuildResult:
     """Give the build of `recipe`: the one that is there, if undamaged, or a new one.
 
-    Raises `BuildError` when the manifest of the one that is there was edited since a deployment recorded it.
+    Raises `BuildError` when the manifest of the one that is there was edited since a deployment recorded it, and where
+    the file system refuses to write.
     """
-    engines_root.mkdir(parents=True, exist_ok=True)
-    with _locked(engines_root, report):
+    with file_errors(engines_root), _locked(engines_root, report):
         staging_root = engines_root / STAGING
         shutil.rmtree(staging_root, ignore_errors=True)
         build_folder = engines_root / recipe.build_id
@@ -153,6 +154,7 @@ def find_damages(engines_root: Path, build_id: str) -> list[str]:
 
 @contextmanager
 def _locked(engines_root: Path, report: Report) -> Iterator[None]:
+    engines_root.mkdir(parents=True, exist_ok=True)
     lock = FileLock(engines_root / LOCK)
     try:
         lock.acquire(timeout=0)
@@ -213,6 +215,9 @@ def _run_step(step: BuildStep, staging: Path) -> tuple[BuildCheck, ...]:
         raise BuildError(
             f"step {step.name}: out of memory. Use a machine with more, or a smaller checkpoint"
         ) from error
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        raise BuildError(f"step {step.name}: {place}{error.strerror or error}. {REMEDY}") from error
     except Exception as error:  # whatever a library raises becomes one message that names the step
         reason = (str(error).strip().splitlines() or ["no message"])[0]
         raise BuildError(f"step {step.name}: {type(error).__name__}: {reason}") from error

@@ -9,12 +9,14 @@ from specdeploy.checkpoint.hf_config import inspect_architecture
 from specdeploy.checkpoint.json_text import ObjectReader, load_json_object
 from specdeploy.checkpoint.model_facts import rope_scaling
 from specdeploy.checkpoint.pair_serving import context_limit
+from specdeploy.checkpoint.pinned_sources import find_changed_sources
 from specdeploy.config.load import LoadedDeployment
 from specdeploy.contract import ConstrainedPolicy, Lane, unsupported_reason
 from specdeploy.errors import BuildError, ConfigError, PackagingError, Violation
 from specdeploy.manifest import (
     MANIFEST_NAME,
     CurrentBuild,
+    find_other_manifest,
     load_current_build,
     load_manifest,
     recorded_manifests,
@@ -36,7 +38,7 @@ def build_deployment(
     written afresh every time, because a change of the YAML alone needs no new build; the manifest of a reused build is
     checked against what was recorded of it before.
     """
-    _check_lane(loaded)
+    check_lane(loaded)
     result = _BUILDERS[loaded.config.lane](loaded, engines_root, report, consent or Consent())
     roles = {source.role: source.folder for source in result.manifest.checkpoints}
     build_id = result.manifest.build_id
@@ -61,7 +63,7 @@ def build_deployment(
 
 def describe_build(loaded: LoadedDeployment, consent: Consent | None = None) -> list[str]:
     """What `build_deployment` would do in lane torch, one line per step. Checks the sources, writes nothing."""
-    _check_lane(loaded)
+    check_lane(loaded)
     from specdeploy.builders.torch import plan_torch_build
 
     recipe = plan_torch_build(loaded.config, loaded.path.parent, consent)
@@ -106,7 +108,8 @@ def _folder_of(result: BuildResult, folder: str | None) -> str | None:
 def packaged_build(loaded: LoadedDeployment, engines_root: Path) -> PackagedBuild | None:
     """The build that `make repo` packs, read again from disk; None in lane torch, whose repository names no build.
 
-    Raises `PackagingError` listing every engine that is not what its record says, `BuildError` where there is none.
+    Raises `PackagingError` listing every engine that is not what its record says, weights that are not those the build
+    pinned, and a manifest that was edited; `BuildError` where there is no build.
     """
     if loaded.config.lane is Lane.TORCH:
         return None
@@ -115,24 +118,33 @@ def packaged_build(loaded: LoadedDeployment, engines_root: Path) -> PackagedBuil
         raise PackagingError(
             f"{loaded.path}: changed since it was built. Run: make engines DEPLOYMENT={loaded.config.name}"
         )
+    folder = engines_root / current.build_id
+    manifest = load_manifest(engines_root, current.build_id)
+    problems = [
+        f"{folder / MANIFEST_NAME}: {fault}. Remove {folder} and run: make engines DEPLOYMENT={loaded.config.name}"
+        for fault in find_other_manifest(engines_root, current.build_id)
+    ]
     if loaded.config.lane is Lane.TRTLLM_ENGINE:
         from specdeploy.builders.engine_config import engine_config_problems
 
-        manifest = load_manifest(engines_root, current.build_id)
-        folder = engines_root / current.build_id
-        problems = [
-            problem for record in manifest.engines for problem in engine_config_problems(folder / record.folder, record)
-        ]
-        if problems:
-            raise PackagingError("\n".join(problems))
+        for record in manifest.engines:
+            problems += engine_config_problems(folder / record.folder, record)
+    else:
+        problems += find_changed_sources(folder, engines_root)
+    if problems:
+        raise PackagingError("\n".join(problems))
     return load_packaged_build(engines_root, loaded.config.name)
 
 
-def _check_lane(loaded: LoadedDeployment) -> None:
+def check_lane(loaded: LoadedDeployment) -> None:
+    """What no lane's own planning judges; a dry run asks it too. Raises `BuildError`.
+
+    The TensorRT-LLM lanes judge `speculation.constrained` with all their other rules (trtllm/refusals.py).
+    """
     config = loaded.config
     if reason := unsupported_reason(config.lane, config.speculation.method):
         raise BuildError(f"{loaded.path}: speculation.method: {reason}")
-    if config.speculation.constrained is not ConstrainedPolicy.OFF:
+    if config.lane is Lane.TORCH and config.speculation.constrained is not ConstrainedPolicy.OFF:
         raise BuildError(
             f"{loaded.path}: speculation.constrained: {config.speculation.constrained} is not served by this version: "
             "requests with guided decoding are refused. Write off"

@@ -20,6 +20,7 @@ from typing import Literal
 
 from pydantic import NonNegativeInt
 
+from specdeploy.builders.dispatch import check_lane
 from specdeploy.builders.dry_run_script import (
     PLANNED_ROOT,
     HandStep,
@@ -29,10 +30,11 @@ from specdeploy.builders.dry_run_script import (
     render_script,
 )
 from specdeploy.builders.engine_plan import plan_engine_build
-from specdeploy.builders.llmapi_plan import LlmapiBuildPlan, plan_llmapi_build
+from specdeploy.builders.llmapi_plan import LlmapiBuildPlan, llmapi_section, plan_llmapi_build
 from specdeploy.builders.pair import Consent
 from specdeploy.builders.trtllm_installation import TrtllmInstallation
 from specdeploy.builders.trtllm_snapshot import Snapshot, find_snapshots, is_hub_reference
+from specdeploy.builders.trtllm_warmup import reason_without_warmup
 from specdeploy.config.load import LoadedDeployment
 from specdeploy.contract import BuildCheck, ContractModel, EngineRecord, Lane, MemoryBudget, Method
 from specdeploy.errors import BuildError, PackagingError
@@ -126,6 +128,7 @@ def write_dry_run(
     `CheckpointError`, `BuildError` or `PackagingError` with everything that forbids the build.
     """
     version = _version(loaded)
+    check_lane(loaded)
     if probe is None and probe_path(engines_root, version).is_file():
         probe = load_probe(probe_path(engines_root, version))
     snapshots = find_snapshots(loaded, is_dry_run=True)
@@ -140,7 +143,7 @@ def write_dry_run(
         plan = plan_llmapi_build(
             loaded, installation=None, probe=probe, consent=consent, engines_root=engines_root, is_dry_run=True
         )
-        planned = _planned_llmapi(plan, inputs)
+        planned = _planned_llmapi(loaded, plan, inputs)
     else:
         planned = _planned_engines(loaded, inputs, engines_root, consent, installation)
     image = container_of(parse_version(version))
@@ -192,7 +195,8 @@ def _planned_checkpoint(snapshot: Snapshot) -> PlannedCheckpoint:
     )
 
 
-def _planned_llmapi(plan: LlmapiBuildPlan, inputs: ScriptInputs) -> _Planned:
+def _planned_llmapi(loaded: LoadedDeployment, plan: LlmapiBuildPlan, inputs: ScriptInputs) -> _Planned:
+    without_warmup = reason_without_warmup(llmapi_section(loaded))
     return _Planned(
         snapshots=plan.snapshots,
         engines=plan.engines,
@@ -200,7 +204,7 @@ def _planned_llmapi(plan: LlmapiBuildPlan, inputs: ScriptInputs) -> _Planned:
         checks=plan.checks,
         not_checked=plan.not_checked,
         unresolved=plan.unresolved,
-        steps=llmapi_steps(inputs, plan.files, is_unresolved=bool(plan.unresolved)),
+        steps=llmapi_steps(inputs, plan.files, is_unresolved=bool(plan.unresolved), without_warmup=without_warmup),
         argument_files=plan.files,
     )
 

@@ -47,8 +47,13 @@ class ScriptInputs:
         return f"{PLANNED_ROOT}/{self.deployment}"
 
 
-def llmapi_steps(inputs: ScriptInputs, files: Iterable[str], *, is_unresolved: bool) -> tuple[HandStep, ...]:
-    """Download, ask the package, put the arguments in their place, try them. Nothing is compiled."""
+def llmapi_steps(
+    inputs: ScriptInputs, files: Iterable[str], *, is_unresolved: bool, without_warmup: str | None
+) -> tuple[HandStep, ...]:
+    """Download, ask the package, put the arguments in their place, try them. Nothing is compiled.
+
+    `without_warmup` says why they cannot be tried on one machine.
+    """
     folder = inputs.build_folder
     place = [f'cp "$here/{name}" {shlex.quote(folder)}/' for name in files]
     probe = HandStep(
@@ -58,19 +63,24 @@ def llmapi_steps(inputs: ScriptInputs, files: Iterable[str], *, is_unresolved: b
         outputs=(f"{PLANNED_ROOT}/probes",),
         note="prints how the installed version spells each method",
     )
-    lines = [f"python3 -m specdeploy.builders.trtllm_warmup {shlex.quote(folder)}"]
+    return (*_downloads(inputs), probe, _place(inputs, place), _warmup(folder, is_unresolved, without_warmup))
+
+
+def _warmup(folder: str, is_unresolved: bool, without_warmup: str | None) -> HandStep:
+    lines = []
     if is_unresolved:
         check = f"if grep -n ' unresolved:' {shlex.quote(folder)}/llm_args*.yaml; then"
-        lines.insert(0, f"{check} echo 'write there what the probe printed, then go on from here'; exit 1; fi")
-    warmup = HandStep(
+        lines.append(f"{check} echo 'write there what the probe printed, then go on from here'; exit 1; fi")
+    if without_warmup is not None:
+        return HandStep(name="warm-up", kind="check", lines=tuple(lines), note=without_warmup)
+    return HandStep(
         name="warm-up",
         kind="check",
-        lines=tuple(lines),
+        lines=(*lines, f"python3 -m specdeploy.builders.trtllm_warmup {shlex.quote(folder)}"),
         outputs=(f"{folder}/warmup.json",),
         needs_gpu=True,
         note="loads the LLM objects and generates a few tokens with and without drafting",
     )
-    return (*_downloads(inputs), probe, _place(inputs, place), warmup)
 
 
 def engine_steps(inputs: ScriptInputs, graph: StepGraph, engines: Iterable[EngineRecord]) -> tuple[HandStep, ...]:

@@ -27,17 +27,21 @@ MODE_NUMBERS: Mapping[str | None, int] = {
 _MAX_EAGLE_LAYERS = 64
 
 
-def engine_config_problems(folder: Path, record: EngineRecord, *, version: str | None = None) -> list[str]:
+def engine_config_problems(
+    folder: Path, record: EngineRecord, *, version: str | None = None, expert_parallel: int | None = None
+) -> list[str]:
     """Everything in which the engine in `folder` is not the one of `record`, one sentence each; empty = it is.
 
-    `version` is the TensorRT-LLM that must have built it, None = any.
+    `version` is the TensorRT-LLM that must have built it, `expert_parallel` the GPUs that share out its experts, None
+    = any.
     """
     path = folder / "config.json"
     try:
         config = load_json_object(path)
-    except CheckpointError as error:
-        return [str(error)]
-    problems = [f"{path}: {problem}" for problem in _config_problems(config, record, version)]
+    except CheckpointError:  # its remedy is that of a checkpoint: to fetch it again
+        return [f"{path}: {'damaged: it holds no JSON object' if path.exists() else 'missing'}"]
+    found = [*_config_problems(config, record, version), *_expert_problems(config, record, expert_parallel)]
+    problems = [f"{path}: {problem}" for problem in found]
     for rank in range(record.tensor_parallel * record.pipeline_parallel):
         engine = folder / f"rank{rank}.engine"
         if not engine.is_file() or engine.stat().st_size == 0:
@@ -69,6 +73,16 @@ def _config_problems(config: Mapping[str, object], record: EngineRecord, version
     yield from _length_problems(build, record)
     yield from _quantization_problems(_section(model, "quantization"), record)
     yield from _cache_problems(build)
+
+
+def _expert_problems(config: Mapping[str, object], record: EngineRecord, experts: int | None) -> Iterator[str]:
+    """How experts were shared out, where the config says it (`Mapping.to_dict`, tensorrt_llm/mapping.py@05ebebb2)."""
+    mapping = _section(_section(config, "pretrained_config"), "mapping")
+    if experts is None:
+        return
+    for key, due in (("moe_tp_size", record.tensor_parallel // experts), ("moe_ep_size", experts)):
+        if mapping.get(key) not in (None, due):
+            yield f"pretrained_config.mapping.{key} is {mapping.get(key)}, expected {due}"
 
 
 def _mode_problems(build: Mapping[str, object], record: EngineRecord) -> Iterator[str]:

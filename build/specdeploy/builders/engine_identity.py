@@ -2,20 +2,23 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from packaging.version import Version
 
 from specdeploy.builders.engine_inspection import SourceFiles
-from specdeploy.builders.source_digests import open_digest_cache
-from specdeploy.builders.step_graph import GraphSource, GraphStep, StepGraph, ToolPath
-from specdeploy.builders.trtllm_installation import TrtllmInstallation
+from specdeploy.builders.file_errors import file_errors
+from specdeploy.builders.step_graph import Argument, GraphSource, GraphStep, StepGraph, ToolPath
+from specdeploy.builders.trtllm_commands import gpu_version
+from specdeploy.builders.trtllm_installation import EXAMPLES_VARIABLE, TrtllmInstallation
 from specdeploy.builders.trtllm_snapshot import Snapshot
+from specdeploy.checkpoint.digest_cache import open_digest_cache
 from specdeploy.checkpoint.source import digest_files, list_checkpoint_files
 from specdeploy.config.schema import TensorRtLlmConfig
 from specdeploy.contract import CheckpointSource, EngineRecord, MemoryBudget
 from specdeploy.manifest import sha256_file
-from specdeploy.planner.hardware import HARDWARE
 from specdeploy.trtllm.versions import container_of
 
 _NOT_HASHED = "not hashed"
@@ -47,7 +50,8 @@ def pin_checkpoint(
         else:
             digest = digest_files(files, cache.sha256)
             if not is_dry_run:
-                cache.save()
+                with file_errors(engines_root):
+                    cache.save()
     return CheckpointSource(role=role, reference=reference, digest=digest, folder=str(role))
 
 
@@ -58,33 +62,46 @@ def graph_source(snapshot: Snapshot, checkpoints: tuple[CheckpointSource, ...]) 
 
 
 def build_versions(
-    section: TensorRtLlmConfig,
-    installation: TrtllmInstallation | None,
-    version: Version,
-    steps: tuple[GraphStep, ...],
+    section: TensorRtLlmConfig, installation: TrtllmInstallation | None, version: Version
 ) -> dict[str, str]:
-    """Everything besides commands and checkpoints that decides the bytes of an engine.
-
-    Without an installation, those of the container that carries the version.
-    """
+    """What a build records of the machine. Without an installation, versions of the container that carries it."""
     container = container_of(version)
     tensorrt, cuda = (container.tensorrt, container.cuda) if container is not None else (None, None)
     if installation is not None:
         tensorrt, cuda = installation.tensorrt, installation.cuda
     versions = {"tensorrt_llm": section.version if installation is None else installation.version}
-    versions |= {"gpu": f"{section.gpu} {HARDWARE[section.gpu].architecture}"}
+    versions |= {"gpu": gpu_version(section)}
     versions |= {"tensorrt": tensorrt} if tensorrt is not None else {}
     versions |= {"cuda": cuda} if cuda is not None else {}
-    if scripts := _scripts_digest(steps):
-        versions["scripts"] = scripts
     return versions
 
 
-def _scripts_digest(steps: tuple[GraphStep, ...]) -> str | None:
-    """Over the convert scripts as they are here: people patch them. None where they are not on this machine."""
+def graph_versions(versions: Mapping[str, str]) -> dict[str, str]:
+    """Those that decide the bytes of every command. CUDA is recorded only: TensorRT-LLM and TensorRT pin it, and it is
+    known from a variable that one shell has and another has not."""
+    return {name: versions[name] for name in ("tensorrt_llm", "tensorrt") if name in versions}
+
+
+def with_script_digests(steps: tuple[GraphStep, ...]) -> tuple[GraphStep, ...]:
+    """The steps with the digest of every convert script as it is here: people patch them. Scripts that are not on this
+    machine stay without."""
+
+    def pin(argument: Argument) -> Argument:
+        if not isinstance(argument, ToolPath) or argument.path.suffix != ".py" or not argument.path.is_file():
+            return argument
+        return replace(argument, digest=sha256_file(argument.path))
+
+    return tuple(replace(step, argv=tuple(pin(argument) for argument in step.argv)) for step in steps)
+
+
+def find_missing_tools(steps: tuple[GraphStep, ...]) -> list[str]:
+    """Programs and scripts that the commands name by a path and that are not there. Bare names are looked up."""
     tools = {argument for step in steps for argument in step.argv if isinstance(argument, ToolPath)}
-    scripts = sorted((tool.name, tool.path) for tool in tools if tool.path.suffix == ".py" and tool.path.is_file())
-    return short_digest([[name, sha256_file(path)] for name, path in scripts]) if scripts else None
+    return [
+        f"{tool.path}: {tool.name} is missing. Set {EXAMPLES_VARIABLE} to the examples of the installed TensorRT-LLM"
+        for tool in sorted(tools, key=lambda tool: str(tool.path))
+        if len(tool.path.parts) > 1 and not tool.path.is_file()
+    ]
 
 
 def plan_digest(graph: StepGraph, engines: tuple[EngineRecord, ...], memory: MemoryBudget | None) -> str:

@@ -19,6 +19,7 @@ from specdeploy.errors import CheckpointError
 
 MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
 MEDUSA_PICKLE = "medusa_lm_head.pt"
+EAGLE_PICKLE = "pytorch_model.bin"
 REDRAFTER_WEIGHTS = "model.safetensors"
 # What examples/redrafter/convert_checkpoint.py@0e8b9484 reads from the drafter's config.json.
 REDRAFTER_KEYS = ("hidden_size", "exit_dim", "num_draft_layers", "rnn")
@@ -120,8 +121,14 @@ def _find_padding(report: PairReport, engines: tuple[EngineRecord, ...]) -> Iter
             yield found.model_copy(update={"subject": f"{role} {info.reference}"})
 
 
-def find_lost_settings(config: DeploymentConfig, target: CheckpointInfo | None) -> Iterator[BuildCheck]:
-    """What a converter drops without a word: recorded, since a short text does not show it."""
+def _has_pickle(draft: CheckpointInfo) -> bool:
+    return (Path(draft.folder) / EAGLE_PICKLE).is_file()
+
+
+def find_lost_settings(
+    config: DeploymentConfig, target: CheckpointInfo | None, draft: CheckpointInfo | None
+) -> Iterator[BuildCheck]:
+    """What a converter drops without a word, or may not find: recorded, since a short text does not show it."""
     has_head = config.speculation.method in (Method.MEDUSA, Method.EAGLE)
     rope = None if target is None else target.rope
     if has_head and rope is not None and rope.type != "default":
@@ -130,6 +137,15 @@ def find_lost_settings(config: DeploymentConfig, target: CheckpointInfo | None) 
             "rotary embedding; its factors become TensorRT-LLM's defaults, so long prompts may differ from the model"
         )
         yield BuildCheck(name="warning rope-scaling", detail=detail)
+    head = None if draft is None else draft.head
+    if config.speculation.method is Method.EAGLE and head is not None and not head.has_fc_bias:
+        # tensorrt_llm/models/eagle/weight.py@535c9cc6
+        detail = "the head has no fc.bias, which the EAGLE converter of some versions reads; then the conversion fails"
+        yield BuildCheck(name="warning eagle-fc-bias", detail=detail)
+    if config.speculation.method is Method.EAGLE and draft is not None and not _has_pickle(draft):
+        # The same place.
+        detail = f"the EAGLE converter of some versions reads fc from {EAGLE_PICKLE}; then the conversion fails"
+        yield BuildCheck(name="warning eagle-pickle", detail=detail)
     if config.speculation.method is Method.REDRAFTER:
         detail = "nothing in a drafter's files shows which target it was trained for; acceptance must be measured"
         yield BuildCheck(name="warning drafter-unproven", detail=detail)

@@ -62,6 +62,11 @@ def find_build_limits(inputs: EngineInputs, file: str) -> Iterator[Violation]:
     if inputs.method is Method.EAGLE:
         yield from _find_eagle_limits(inputs, file)
     yield from _find_fp8_caches(inputs, file)
+    experts = inputs.section.expert_parallel or 1
+    if experts > 1 and inputs.section.quantization == "fp8":
+        reason = f"{experts} with quantization fp8: quantize.py has no flag that shares out experts"
+        remedy = "Write 1, or name a checkpoint that is fp8 already, which the convert script reads"
+        yield Violation(file, "tensorrt_llm.expert_parallel", reason, remedy)
 
 
 def _find_eagle_limits(inputs: EngineInputs, file: str) -> Iterator[Violation]:
@@ -72,6 +77,12 @@ def _find_eagle_limits(inputs: EngineInputs, file: str) -> Iterator[Violation]:
     if tokens > MAX_EAGLE_TOKENS:
         reason = f"{tokens} paths exceed the {MAX_EAGLE_TOKENS} draft tokens of an EAGLE engine"
         yield Violation(file, "speculation.eagle.choices", reason, f"Write at most {MAX_EAGLE_TOKENS} paths")
+    head = None if inputs.draft is None else inputs.draft.head
+    if inputs.draft is not None and head is not None and head.generation == "v1" and not head.has_own_embedding:
+        # tensorrt_llm/models/eagle/weight.py@535c9cc6 reads it from the head, never from the target.
+        reason = f"{inputs.draft.reference} has no embed_tokens.weight, which the EAGLE converter reads from the head"
+        remedy = "Use a head that holds it, or copy it into the head from its target's checkpoint"
+        yield Violation(file, "speculation.draft.checkpoint", reason, remedy)
 
 
 def _find_fp8_caches(inputs: EngineInputs, file: str) -> Iterator[Violation]:

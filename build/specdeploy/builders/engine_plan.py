@@ -6,7 +6,17 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from specdeploy.builders.engine_identity import build_versions, graph_source, pin_checkpoint, plan_digest, short_digest
+from specdeploy.builders.engine_disk import estimate_commands
+from specdeploy.builders.engine_identity import (
+    build_versions,
+    find_missing_tools,
+    graph_source,
+    graph_versions,
+    pin_checkpoint,
+    plan_digest,
+    short_digest,
+    with_script_digests,
+)
 from specdeploy.builders.engine_inspection import (
     SourceFiles,
     find_file_problems,
@@ -55,6 +65,7 @@ class EngineBuildPlan:
     versions: dict[str, str]
     gpu_architecture: str
     target_folder: Path | None
+    expert_parallel: int = 1
 
     @property
     def pair_versions(self) -> dict[str, str]:
@@ -94,11 +105,6 @@ class _Findings:
     checks: list[BuildCheck] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
 
-    def add_missing(self, violations: list[Violation]) -> None:
-        """Violations of keys about which nothing was said yet: two rules may see one fault."""
-        said = {violation.key for violation in self.violations}
-        self.violations += [violation for violation in violations if violation.key not in said]
-
     def raise_if_any(self) -> None:
         """One error with everything."""
         if self.violations and not self.errors:
@@ -128,18 +134,20 @@ def plan_engine_build(
     _look_at_installation(loaded, installation, found, is_dry_run=is_dry_run)
     version = parse_version(_section(loaded).version)
     installation = installation if _is_of(installation, version) else None  # in a dry run: another one says nothing
-    snapshots = _find_snapshots(loaded, version, found, is_dry_run=is_dry_run)
+    snapshots = _find_snapshots(loaded, version, engines_root, found, is_dry_run=is_dry_run)
     read = read_sources(snapshots, found.errors)
     inputs, engines, memory = _examine(loaded, read, _tools(installation), consent, found)
     checkpoints = tuple(
         pin_checkpoint(snapshot, read, engines_root, found.not_checked, is_dry_run=is_dry_run) for snapshot in snapshots
     )
-    steps = plan_commands(inputs, engines)
+    steps = with_script_digests(plan_commands(inputs, engines))
+    if not is_dry_run and (missing := find_missing_tools(steps)):
+        raise BuildError("\n".join(missing))
     found.checks += [BuildCheck(name="commands", detail=f"{len(steps)} commands match the flags of {version}")]
     found.checks += [BuildCheck(name=f"note on {step.name}", detail=step.note) for step in steps if step.note]
-    versions = build_versions(inputs.section, installation, version, steps)
+    versions = build_versions(inputs.section, installation, version)
     sources = {str(snapshot.role): graph_source(snapshot, checkpoints) for snapshot in snapshots}
-    graph = StepGraph(steps, sources, versions)
+    graph = StepGraph(steps, sources, graph_versions(versions))
     return EngineBuildPlan(
         graph=graph,
         engines=engines,
@@ -150,6 +158,7 @@ def plan_engine_build(
         versions={**versions, "builder": BUILDER_VERSION, "plan": plan_digest(graph, engines, memory)},
         gpu_architecture=HARDWARE[inputs.section.gpu].architecture,
         target_folder=read["target"].folder if "target" in read else None,
+        expert_parallel=inputs.section.expert_parallel or 1,
     )
 
 
@@ -166,15 +175,14 @@ def _examine(
     target, draft = (read[role].info if role in read else None for role in ("target", "draft"))
     inputs = EngineInputs(config, section, version, target, draft, tools)
     facts = DeploymentFacts(config, version, target, draft, file)
-    found.add_missing(find_refusals(facts))
-    found.add_missing([*find_unconvertible(inputs, file), *find_build_limits(inputs, file)])
+    found.violations += [*find_refusals(facts), *find_unconvertible(inputs, file), *find_build_limits(inputs, file)]
     found.errors += find_file_problems(config, read)
     engines = plan_engines(inputs)
     memory = _plan_memory(inputs, engines, found, file)
     _judge_pair(loaded, read, engines, consent, found)
     found.raise_if_any()
     found.checks += [BuildCheck(name="not shown by any page", detail=note) for note in find_notes(facts)]
-    found.checks += find_lost_settings(config, target)
+    found.checks += find_lost_settings(config, target, draft)
     return inputs, with_kv_tokens(engines, memory), memory
 
 
@@ -199,7 +207,7 @@ def _look_at_installation(
 
 
 def _find_snapshots(
-    loaded: LoadedDeployment, version: Version, found: _Findings, *, is_dry_run: bool
+    loaded: LoadedDeployment, version: Version, engines_root: Path, found: _Findings, *, is_dry_run: bool
 ) -> tuple[Snapshot, ...]:
     """Nothing is fetched for a build that is refused anyway; folders that are not there are said all the same."""
     facts = DeploymentFacts(loaded.config, version, None, None, str(loaded.path))
@@ -207,8 +215,13 @@ def _find_snapshots(
     draft = loaded.config.speculation.draft
     named = [loaded.config.target, *([] if draft is None else [draft])]
     would_fetch = any(is_hub_reference(source, loaded.path.parent) for source in named)
+    inputs = EngineInputs(loaded.config, _section(loaded), version, None, None, EngineTools())
     try:
-        return find_snapshots(loaded, is_dry_run=is_dry_run or (is_refused and would_fetch))
+        return find_snapshots(
+            loaded,
+            is_dry_run=is_dry_run or (is_refused and would_fetch),
+            then=lambda downloads: estimate_commands(inputs, downloads, engines_root),
+        )
     except CheckpointError as error:
         found.errors.append(str(error))
         return ()

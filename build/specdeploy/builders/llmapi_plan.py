@@ -7,7 +7,6 @@ from pathlib import Path
 from packaging.version import Version
 
 from specdeploy.builders.pair import Consent, check_pair
-from specdeploy.builders.source_digests import open_digest_cache
 from specdeploy.builders.trtllm_installation import TrtllmInstallation, check_installation
 from specdeploy.builders.trtllm_llm_objects import (
     DeploymentParts,
@@ -16,20 +15,24 @@ from specdeploy.builders.trtllm_llm_objects import (
     kv_tokens_of,
     record_instance,
 )
-from specdeploy.builders.trtllm_snapshot import PinnedSource, Snapshot, find_snapshots, pin_source
+from specdeploy.builders.trtllm_snapshot import Snapshot, find_snapshots, pin_source
 from specdeploy.builders.trtllm_warmup import ARGUMENT_FILES
+from specdeploy.checkpoint.digest_cache import open_digest_cache
 from specdeploy.checkpoint.info import inspect_checkpoint
 from specdeploy.checkpoint.pair import PairSettings, check_allowed_codes, inspect_pair
+from specdeploy.checkpoint.pinned_sources import PinnedSource
 from specdeploy.checkpoint.source import tokenizer_problems
 from specdeploy.checkpoint_contract import CheckpointInfo
 from specdeploy.config.load import LoadedDeployment
 from specdeploy.config.schema import TensorRtLlmConfig
 from specdeploy.contract import BuildCheck, EngineModel, EngineRecord, Lane, MemoryBudget
 from specdeploy.errors import BuildError, CheckpointError, ConfigError, Violation
+from specdeploy.trtllm.decoding import probe_mismatch
+from specdeploy.trtllm.facts import UNREAD_REMEDY, unread_reason
 from specdeploy.trtllm.llm_args import RenderedArgs, render_llm_args, render_yaml, validate_llm_args
-from specdeploy.trtllm.probe_record import ProbeRecord
+from specdeploy.trtllm.probe_record import PROBE_COMMAND, ProbeRecord, probe_path
 from specdeploy.trtllm.refusals import DeploymentFacts, find_notes, find_refusals
-from specdeploy.trtllm.versions import parse_version
+from specdeploy.trtllm.versions import FIRST_KNOWN, parse_version
 
 ARGUMENTS_CHECK = "arguments against the facts of their version"
 
@@ -96,6 +99,7 @@ def plan_llmapi_build(
     found = _Findings([], [], [], [])
     if not is_dry_run:
         found.violations += check_installation(loaded.config, installation, file=str(loaded.path))
+    found.violations += _version_violations(loaded, version, probe, engines_root)
     snapshots = _find_snapshots(loaded, version, found, is_dry_run=is_dry_run)
     infos = _read_infos(loaded, snapshots, consent, found)
     parts = DeploymentParts(loaded.config, section, infos.get("target"), infos.get("draft"))
@@ -104,15 +108,19 @@ def plan_llmapi_build(
     found.checks += [BuildCheck(name="not shown by any page", detail=note) for note in find_notes(facts)]
     memory = _count_memory(parts, found, str(loaded.path))
     found.raise_if_any()
-    rendered = {
-        instance: _render(loaded, version, probe, instance, snapshots, kv_tokens_of(memory, instance), is_dry_run)
-        for instance in parts.instances
-    }
+    try:
+        rendered = {
+            instance: _render(loaded, version, probe, instance, snapshots, kv_tokens_of(memory, instance), is_dry_run)
+            for instance in parts.instances
+        }
+    except BuildError as error:
+        raise BuildError("\n".join(f"{loaded.path}: {line}" for line in str(error).splitlines())) from error
     unresolved = tuple(dict.fromkeys(sentence for one in rendered.values() for sentence in one.unresolved))
     if problems := _argument_problems(loaded, version, probe, rendered, unresolved if is_dry_run else ()):
         raise BuildError("\n".join(problems))
     names = [f"{len(one.arguments)} keys for {instance}" for instance, one in rendered.items()]
-    detail = f"{', '.join(names)}, all known to TensorRT-LLM {version}"
+    sources = dict.fromkeys(source for one in rendered.values() for source in one.known_from)
+    detail = f"{', '.join(names)}, known from {', '.join(sources)}"
     found.checks.append(BuildCheck(name=ARGUMENTS_CHECK, detail=detail))
     notes = dict.fromkeys(note for one in rendered.values() for note in one.notes)
     found.checks += [BuildCheck(name="arguments note", detail=note) for note in notes]
@@ -194,6 +202,21 @@ def _read_infos(
     return infos
 
 
+def _version_violations(
+    loaded: LoadedDeployment, version: Version, probe: ProbeRecord | None, engines_root: Path
+) -> list[Violation]:
+    """A version of which nothing is known, or a probe that is of another one."""
+    file, key = str(loaded.path), "tensorrt_llm.version"
+    if (mismatch := probe_mismatch(version, probe)) is not None:
+        path = probe_path(engines_root, llmapi_section(loaded).version)
+        remedy = f"Remove {path} and run `{PROBE_COMMAND}` where {version} is installed."
+        return [Violation(file, key, f"{mismatch} ({path})", remedy)]
+    # What is older than the first known version is refused by a rule, whatever a probe says.
+    if probe is None and version >= FIRST_KNOWN and (reason := unread_reason(version)) is not None:
+        return [Violation(file, key, f"{version} {reason}", f"{UNREAD_REMEDY}.")]
+    return []
+
+
 def _count_memory(parts: DeploymentParts, found: _Findings, file: str) -> MemoryBudget | None:
     try:
         memory = budget_llm_objects(parts)
@@ -259,6 +282,8 @@ def _argument_problems(
     return [
         f"{ARGUMENT_FILES[instance]}: {problem}"
         for instance, one in rendered.items()
-        for problem in validate_llm_args(one.arguments, version=version, probe=probe, config=loaded.config)
+        for problem in validate_llm_args(
+            one.arguments, version=version, probe=probe, config=loaded.config, model=instance
+        )
         if problem not in accepted
     ]

@@ -178,14 +178,16 @@ _SIGNALS: dict[int, tuple[str, str]] = {
     signal.SIGTERM: ("it was ended from outside (SIGTERM)", "Run the build again; finished steps are kept"),
     signal.SIGINT: ("it was interrupted", "Run the build again; finished steps are kept"),
 }
-_FAILED_WITHOUT_A_WORD = "it ended without an error message"
+_FAILED_WITHOUT_A_WORD = "it failed without an error line"
 _READ_THE_LOG = "Read the log"
 
-_EXCEPTION = re.compile(
-    r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Warning|Exit|Interrupt|Timeout)|AssertionError)\b(?::.*)?$"
-)
+_EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Timeout)|AssertionError)\b(?::.*)?$")
 _MARKED = re.compile(r"\[(?:E|ERROR|FATAL|error)\]|^\w[\w.-]*: error: |\bFATAL\b|\bterminate called\b|^\s*what\(\):")
 _ANY_ERROR = re.compile(r"\berror\b", re.IGNORECASE)
+# Lines that say themselves that they are no errors, in the ways of Python's and TensorRT-LLM's loggers.
+_QUIET = re.compile(
+    r"\[(?:W|I|V|D|WARN(?:ING)?|INFO|VERBOSE|DEBUG|TRACE)\]|^\W*(?:WARN(?:ING)?|INFO|DEBUG)\b|\w+Warning:"
+)
 # Says only that another message said why: tensorrt_llm/commands/build.py@008b2b8d23af95e4e19fa6f354f9c5f6349b2bfc
 _EMPTY_WORDS = "please check error log"
 
@@ -194,13 +196,18 @@ def explain_failure(log_tail: str, exit_code: int, *, free_bytes: int | None = N
     """Explain a failed command from the end of its log and its exit code (negative = killed by that signal).
 
     `free_bytes`: what the disk of the step has left, where known; a log that could not be written any more is then
-    still explained. A pattern of the table wins over the signal, since the log knows more than the exit code.
+    still explained. A pattern of the table wins over the signal where an error line has it, since the log knows more
+    than the exit code.
     """
     lines = _without_frames(_lines_of(log_tail))
     errors = _error_lines(lines)
-    shown = tuple(line[:MAX_LINE_LENGTH] for line in errors[-MAX_LINES:])
-    # The newest error decides; where no error line is known, any other line may be (warnings, the system's own words).
-    for line in (*reversed(errors), *reversed(lines)):
+    shown = tuple(line[:MAX_LINE_LENGTH] for line in (errors or _distinct(lines[-MAX_LINES:]))[-MAX_LINES:])
+    number = -exit_code if exit_code < 0 else exit_code - 128  # a shell in between reports 128 + signal
+    # The newest error decides. Other lines are asked only where there is none and no signal says what happened.
+    others = (
+        [] if errors or exit_code < 0 or number in _SIGNALS else [line for line in lines if not _QUIET.search(line)]
+    )
+    for line in (*reversed(errors), *reversed(others)):
         for known in KNOWN_CAUSES:
             if match := known.pattern.search(line):
                 found = next((group for group in match.groups() if group), "")
@@ -209,24 +216,34 @@ def explain_failure(log_tail: str, exit_code: int, *, free_bytes: int | None = N
         return Failure(_DISK_CAUSE, _DISK_REMEDY, shown)
     if exit_code in (127, 126):
         return Failure("the program is not there or may not be run", _READ_THE_LOG, shown)
-    number = -exit_code if exit_code < 0 else exit_code - 128  # a shell in between reports 128 + signal
     if number in _SIGNALS:
         return Failure(*_SIGNALS[number], shown)
     if exit_code < 0:
         return Failure(f"it was killed by {_signal_name(number)}", _READ_THE_LOG, shown)
-    return Failure(shown[-1] if shown else _FAILED_WITHOUT_A_WORD, _READ_THE_LOG, shown)
+    # The last line of a log is no cause: the banner of the program may be all that was written.
+    return Failure(shown[-1] if errors else _FAILED_WITHOUT_A_WORD, _READ_THE_LOG, shown)
 
 
 def _error_lines(lines: list[str]) -> list[str]:
     """The lines that say what went wrong, without repeats, oldest first.
 
-    Heads of Python exceptions and lines marked as errors (C++ logger, argparse); else lines with the word error; else
-    the last ones.
+    Heads of Python exceptions and lines marked as errors (C++ logger, argparse); else lines with the word error; none
+    where nothing of the kind was written.
     """
-    marked = [line for line in lines if _EXCEPTION.match(line) or _MARKED.search(line)]
+    loud = [line for line in lines if not _QUIET.search(line)]
+    marked = [line for line in loud if _EXCEPTION.match(line) or _MARKED.search(line) or _is_assertion(line)]
     telling = [line for line in marked if _EMPTY_WORDS not in line]
-    chosen = telling or marked or [line for line in lines if _ANY_ERROR.search(line)] or lines[-MAX_LINES:]
-    return list(reversed(dict.fromkeys(line.strip() for line in reversed(chosen))))
+    return _distinct(telling or marked or [line for line in loud if _ANY_ERROR.search(line)])
+
+
+def _is_assertion(line: str) -> bool:
+    """The source of a failed assertion, which often has no words of its own."""
+    return line.startswith(" ") and line.strip().startswith("assert ")
+
+
+def _distinct(lines: list[str]) -> list[str]:
+    """Without repeats, each line where it was last."""
+    return list(reversed(dict.fromkeys(line.strip() for line in reversed(lines))))
 
 
 def _without_frames(lines: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from specdeploy.errors import BuildError
@@ -45,12 +45,14 @@ class SourcePath:
 class ToolPath:
     """A program or script of the installation (`trtllm-build`, `convert_checkpoint.py`, the interpreter).
 
-    `name` (what it is, the same on every machine) enters the key, `path` does not: which build of the tool it is
-    belongs into `StepGraph.versions`. `path` may be a bare program name, looked up in PATH.
+    `name` (what it is, the same on every machine) and `digest` enter the key, `path` does not. `digest` is that of a
+    script, which people patch; which build of a program it is belongs into `StepGraph.versions`. `path` may be a bare
+    program name, looked up in PATH.
     """
 
     name: str
     path: Path
+    digest: str | None = None
 
 
 Argument = str | OutputPath | StepOutput | SourcePath | ToolPath
@@ -64,7 +66,8 @@ class GraphStep:
     must have written below its own step folder; `required_files` globs below the step folder, each of which must match
     a file that is not empty. `environment` is added to the environment of the child AND enters the key, so it holds
     only what decides the bytes. `num_bytes` expected size of all outputs, for the disk check; None = not known.
-    `needs_gpu` steps never run beside each other. `note` is one sentence for people, part of `describe` only.
+    `needs_gpu` steps never run beside each other. `versions` decide the bytes of this step and not of others, beside
+    those of the graph. `note` is one sentence for people, part of `describe` only.
     """
 
     name: str
@@ -74,6 +77,7 @@ class GraphStep:
     environment: Mapping[str, str] = field(default_factory=dict)
     num_bytes: int | None = None
     needs_gpu: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
 
     @property
@@ -137,7 +141,7 @@ class StepGraph:
                 "outputs": list(step.outputs),
                 "required_files": list(step.required_files),
                 "environment": dict(step.environment),
-                "versions": dict(self.versions),
+                "versions": {**self.versions, **step.versions},
             }
             text = json.dumps(content, sort_keys=True, separators=(",", ":"))
             keys[step.name] = hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
@@ -167,8 +171,8 @@ class StepGraph:
                 return {"step": keys[step], "output": name}
             case SourcePath(role):
                 return {"source": self.sources[role].digest}
-            case ToolPath(name, _):
-                return {"tool": name}
+            case ToolPath(name, _, digest):
+                return {"tool": name} if digest is None else {"tool": name, "digest": digest}
             case text:
                 return {"text": text}
 
@@ -199,11 +203,24 @@ def resolve_argv(step: GraphStep, folders: Mapping[str, Path | str], sources: Ma
                 resolved.append(f"{folders[other]}/{name}")
             case SourcePath(role):
                 resolved.append(str(sources[role].path))
-            case ToolPath(_, path):
+            case ToolPath(path=path):
                 resolved.append(str(path))
             case text:
                 resolved.append(text)
     return resolved
+
+
+def with_absolute_paths(graph: StepGraph, step: GraphStep) -> tuple[GraphStep, dict[str, GraphSource]]:
+    """`step` and its sources with relative paths made absolute, since children run in their step folder.
+
+    A tool that is a bare name stays one: it is looked up in PATH.
+    """
+    argv = tuple(
+        replace(each, path=each.path.absolute()) if isinstance(each, ToolPath) and len(each.path.parts) > 1 else each
+        for each in step.argv
+    )
+    sources = {role: replace(source, path=source.path.absolute()) for role, source in graph.sources.items()}
+    return replace(step, argv=argv), sources
 
 
 def _find_problems(graph: StepGraph) -> Iterator[str]:

@@ -8,23 +8,22 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from filelock import FileLock
 
-from specdeploy.builders.step_failures import explain_failure
-from specdeploy.builders.step_graph import GraphSource, GraphStep, SourcePath, StepGraph, ToolPath, resolve_argv
+from specdeploy.builders.step_graph import GraphStep, SourcePath, StepGraph, resolve_argv, with_absolute_paths
+from specdeploy.builders.step_messages import describe_failure, describe_missing, format_duration
 from specdeploy.builders.step_process import POLL_S, Interruption, StepProcess, end_leftovers, interruptible
-from specdeploy.builders.step_store import StepStore, find_missing, last_line, prune_steps, read_log_tail
+from specdeploy.builders.step_store import GPU_LOCK, StepStore, find_missing, last_line, prune_steps, read_log_tail
 from specdeploy.errors import BuildError
 from specdeploy.units import format_bytes
 
 __all__ = ["Host", "prune_steps", "run_graph"]
 
 PROGRESS_S = 10.0  # between two progress lines of a running step
-TAIL_BYTES = 64 << 10  # of a log that is read to explain a failure
 PROGRESS_BYTES = 4 << 10  # of a log that is read to find its last line
 MAX_PROGRESS_LENGTH = 120
 
@@ -47,10 +46,11 @@ class Host:
 def run_graph(
     graph: StepGraph, work_root: Path, *, report: Report, jobs: int = 1, host: Host | None = None
 ) -> dict[str, Path]:
-    """Bring every step of `graph` to its finished folder below `work_root`: step name -> folder (absolute).
+    """Bring the steps of `graph` to their finished folders below `work_root`: step name -> folder (absolute).
 
-    `jobs` steps run beside each other at most, those that need the GPU never. When one fails, none is started any
-    more and those running are let finish, so that their work is kept.
+    `jobs` steps run beside each other at most, those that need the GPU never, not even those of two builds. When one
+    fails, none is started any more and those running are let finish, so that their work is kept. A step that is gone
+    and that only finished steps would read is not run again, and has no folder in the answer.
 
     Raises `BuildError`: a wrong graph, a missing checkpoint or a disk too small before anything starts; then every
     step that failed, with its cause, remedy, last error lines and log. SIGINT, SIGTERM and SIGHUP end all children
@@ -71,7 +71,7 @@ class _Running:
 
     step: GraphStep
     key: str
-    lock: FileLock
+    locks: tuple[FileLock, ...]
     partial: Path
     command: list[str]
     heading_bytes: int
@@ -91,13 +91,22 @@ class _Run:
     host: Host
     interruption: Interruption
     done: dict[str, Path] = field(default_factory=dict)
+    wanted: tuple[GraphStep, ...] = ()
     running: list[_Running] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
     waiting: set[str] = field(default_factory=set)
 
     def check_before(self) -> None:
-        """Everything that would make a long build fail late: absent checkpoints, too little disk."""
-        pending = [step for step in self.steps if not self.store.is_finished(self.keys[step.name])]
+        """Everything that would make a long build fail late: absent checkpoints, too little disk.
+
+        What nothing needs any more is left out of the run: a conversion whose engine is finished may be gone.
+        """
+        pending = self._find_pending()
+        needed_steps = [step for step in self.steps if step in pending or self.store.is_finished(self.keys[step.name])]
+        for step in self.steps:
+            if step not in needed_steps:
+                self.report(f"{self._place(step)}: not needed, what is made from it is finished")
+        self.wanted = tuple(needed_steps)
         roles = {argument.role for step in pending for argument in step.argv if isinstance(argument, SourcePath)}
         sources = {role: self.graph.sources[role].path for role in sorted(roles)}
         problems = [
@@ -115,10 +124,21 @@ class _Run:
         if problems:
             raise BuildError("\n".join(problems))
 
+    def _find_pending(self) -> list[GraphStep]:
+        """The steps that must run, in order: backwards from those that no step reads."""
+        read = {name for step in self.steps for name in step.needs}
+        names = {step.name for step in self.steps if step.name not in read}
+        pending = []
+        for step in reversed(self.steps):  # every step after all that read it
+            if step.name in names and not self.store.is_finished(self.keys[step.name]):
+                pending.append(step)
+                names.update(step.needs)
+        return pending[::-1]
+
     def finish(self) -> dict[str, Path]:
-        """Run until every step is done, or none can be started any more."""
+        """Run until every step that is wanted is done, or none can be started any more."""
         try:
-            while len(self.done) < len(self.steps):
+            while len(self.done) < len(self.wanted):
                 has_moved = self._collect()
                 if not self.failures:
                     has_moved |= self._start_ready()
@@ -129,19 +149,21 @@ class _Run:
                     self.host.pause(POLL_S)
         finally:
             self._drop_running()
-        return {step.name: self.done[step.name] for step in self.steps}
+        return {step.name: self.done[step.name] for step in self.wanted}
 
     def _start_ready(self) -> bool:
         """Reuse or start every step that can be; whether anything changed."""
         has_moved = False
-        for step in self.steps:
+        for step in self.wanted:
             key = self.keys[step.name]
             is_running = any(running.key == key for running in self.running)
-            if step.name in self.done or is_running or any(name not in self.done for name in step.needs):
+            if step.name in self.done or is_running:
                 continue
             if self.store.is_finished(key):
                 self._reuse(step)
                 has_moved = True
+            elif any(name not in self.done for name in step.needs):
+                continue
             elif self._has_room(step):
                 has_moved |= self._try_start(step)
         return has_moved
@@ -157,40 +179,57 @@ class _Run:
 
     def _try_start(self, step: GraphStep) -> bool:
         key = self.keys[step.name]
-        lock = self.store.try_lock(key)
-        if lock is None:
-            if step.name not in self.waiting:
-                self.waiting.add(step.name)
-                self.report(f"{self._place(step)}: another build runs this step, waiting for it")
+        locks = self._try_locks(step)
+        if not locks:
             return False
         try:
             if self.store.is_finished(key):  # since it was looked for without the lock
                 self._reuse(step)
                 return True
-            running = self._prepare(step, lock)
+            running = self._prepare(step, locks)
         except BaseException:
-            lock.release()
+            _release(locks)
             raise
         finally:
             if step.name in self.done:
-                lock.release()
+                _release(locks)
         self.running.append(running)  # before the process exists: an interrupt in between must find its folder
         self._launch(running)
         return True
 
-    def _prepare(self, step: GraphStep, lock: FileLock) -> _Running:
+    def _try_locks(self, step: GraphStep) -> tuple[FileLock, ...]:
+        """The lock of the step and, where it needs one, that of the GPU; none while another build holds one of them."""
+        lock = self.store.try_lock(self.keys[step.name])
+        if lock is None:
+            self._report_waiting(step, "another build runs this step, waiting for it")
+            return ()
+        if not step.needs_gpu:
+            return (lock,)
+        gpu = self.store.try_lock(GPU_LOCK)
+        if gpu is None:
+            lock.release()
+            self._report_waiting(step, "another build uses the GPU, waiting for it")
+            return ()
+        return (lock, gpu)
+
+    def _report_waiting(self, step: GraphStep, text: str) -> None:
+        if step.name not in self.waiting:
+            self.waiting.add(step.name)
+            self.report(f"{self._place(step)}: {text}")
+
+    def _prepare(self, step: GraphStep, locks: tuple[FileLock, ...]) -> _Running:
         key = self.keys[step.name]
         if self.store.folder(key).exists():
             self.report(f"{self._place(step)}: damaged ({self.store.find_damage(key)}), running it again")
         self.store.clear(key)
         partial = self.store.open_partial(key)
         folders: dict[str, Path | str] = {**self.done, step.name: partial}
-        local, sources = _from_here(self.graph, step)
+        local, sources = with_absolute_paths(self.graph, step)
         command = resolve_argv(local, folders, sources)
         heading = f"# {datetime.now(UTC).isoformat(timespec='seconds')} {step.name}\n$ {shlex.join(command)}\n"
         heading_bytes = self.store.open_log(key, heading)
         now = self.host.now()
-        return _Running(step, key, lock, partial, command, heading_bytes, now, now)
+        return _Running(step, key, locks, partial, command, heading_bytes, now, now)
 
     def _launch(self, running: _Running) -> None:
         self.report(f"{self._place(running.step)} ...")
@@ -214,34 +253,25 @@ class _Run:
             end_leftovers(running.partial)  # workers that left the group must not write into a finished folder either
             seconds = self.host.now() - running.started
             if exit_code != 0:
-                self.failures[running.step.name] = self._explain(running, exit_code, seconds)
+                self.failures[running.step.name] = describe_failure(
+                    running.step.name,
+                    self.store.log(running.key),
+                    running.heading_bytes,
+                    exit_code=exit_code,
+                    seconds=seconds,
+                    free_bytes=self.host.free_bytes(self.store.root),
+                )
             elif missing := find_missing(running.partial, running.step):
-                self.failures[running.step.name] = self._explain_missing(running, missing)
+                self.failures[running.step.name] = describe_missing(
+                    running.step.name, self.store.log(running.key), running.heading_bytes, missing
+                )
             else:
                 record = self.store.commit(running.key, running.partial, running.step, running.command, seconds)
                 self.done[running.step.name] = self.store.folder(running.key)
                 size = format_bytes(record.num_bytes)
-                self.report(f"{self._place(running.step)}: done in {_duration(seconds)}, {size}")
+                self.report(f"{self._place(running.step)}: done in {format_duration(seconds)}, {size}")
             self._discard(running)
         return ended
-
-    def _explain(self, running: _Running, exit_code: int, seconds: float) -> str:
-        tail = read_log_tail(self.store.log(running.key), running.heading_bytes, TAIL_BYTES)
-        failure = explain_failure(tail, exit_code, free_bytes=self.host.free_bytes(self.store.root))
-        ending = f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
-        lines = [
-            f"step {running.step.name}: {failure.cause} ({ending} after {_duration(seconds)}). {failure.remedy}",
-            *(f"  | {line}" for line in failure.lines),
-            f"  log: {self.store.log(running.key)}",
-        ]
-        return "\n".join(lines)
-
-    def _explain_missing(self, running: _Running, missing: list[str]) -> str:
-        log = self.store.log(running.key)
-        tail = read_log_tail(log, running.heading_bytes, TAIL_BYTES)
-        what = f"it ended without an error but did not write {', '.join(missing)}. Read the log"
-        lines = [f"  | {line}" for line in explain_failure(tail, 0).lines]
-        return "\n".join([f"step {running.step.name}: {what}", *lines, f"  log: {log}"])
 
     def _report_progress(self) -> None:
         now = self.host.now()
@@ -250,7 +280,9 @@ class _Run:
                 running.reported = now
                 tail = read_log_tail(self.store.log(running.key), running.heading_bytes, PROGRESS_BYTES)
                 last = last_line(tail)[:MAX_PROGRESS_LENGTH]
-                self.report(f"{self._place(running.step)}: {_duration(now - running.started)}" + (last and f", {last}"))
+                self.report(
+                    f"{self._place(running.step)}: {format_duration(now - running.started)}" + (last and f", {last}")
+                )
 
     def _drop_running(self) -> None:
         """End and remove whatever still runs: after an interruption or an error of this program."""
@@ -271,28 +303,12 @@ class _Run:
                 end_leftovers(running.partial)
                 shutil.rmtree(running.partial, ignore_errors=True)
         finally:
-            running.lock.release()
+            _release(running.locks)
 
     def _place(self, step: GraphStep) -> str:
         return f"[{self.steps.index(step) + 1}/{len(self.steps)}] {step.name}"
 
 
-def _from_here(graph: StepGraph, step: GraphStep) -> tuple[GraphStep, dict[str, GraphSource]]:
-    """`step` and its sources with relative paths made absolute, since children run in their step folder.
-
-    A tool that is a bare name stays one: it is looked up in PATH.
-    """
-    argv = tuple(
-        replace(each, path=each.path.absolute()) if isinstance(each, ToolPath) and len(each.path.parts) > 1 else each
-        for each in step.argv
-    )
-    sources = {role: replace(source, path=source.path.absolute()) for role, source in graph.sources.items()}
-    return replace(step, argv=argv), sources
-
-
-def _duration(seconds: float) -> str:
-    """3.24 -> '3.2 s', 75 -> '1 min 15 s', 3700 -> '1 h 1 min'."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = int(seconds) // 60
-    return f"{minutes} min {int(seconds) % 60} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+def _release(locks: tuple[FileLock, ...]) -> None:
+    for lock in locks:
+        lock.release()

@@ -3,7 +3,8 @@
 <key>/                  finished: outputs and `step.json`; made by one rename, never changed afterwards
 <key>.partial-<pid>/    running, or left behind by a build that was killed
 logs/<key>.log, .log.1  output of the last attempt and of the one before
-locks/<key>.lock        held while a step is run or repaired; `locks/in-use` shared by all running builds
+locks/<key>.lock        held while a step is run or repaired; `locks/gpu.lock` beside it while that needs the GPU
+locks/in-use            shared by all running builds
 """
 
 import fcntl
@@ -17,6 +18,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
+from specdeploy.builders.file_errors import file_errors
 from specdeploy.builders.step_graph import STEP_RECORD_NAME, GraphStep
 from specdeploy.builders.step_process import end_leftovers
 from specdeploy.contract import ContractModel
@@ -25,6 +27,7 @@ from specdeploy.errors import BuildError
 LOGS = "logs"
 LOCKS = "locks"
 IN_USE = "in-use"
+GPU_LOCK = "gpu"  # held beside that of the step by whoever uses the GPU
 PARTIAL = ".partial-"
 
 
@@ -52,7 +55,7 @@ class StepStore:
 
     def __init__(self, work_root: Path) -> None:
         self.root = work_root.resolve()  # one spelling: what a killed build left is looked for by this path
-        with _file_errors(self.root):
+        with file_errors(self.root):
             for folder in (self.root, self.root / LOGS, self.root / LOCKS):
                 folder.mkdir(parents=True, exist_ok=True)
 
@@ -87,7 +90,7 @@ class StepStore:
     def try_lock(self, key: str) -> FileLock | None:
         """The lock of the step, or None while another build holds it. The lock dies with its process."""
         lock = FileLock(self.root / LOCKS / f"{key}.lock")
-        with _file_errors(self.root / LOCKS):
+        with file_errors(self.root / LOCKS):
             try:
                 lock.acquire(timeout=0)
             except Timeout:
@@ -96,7 +99,7 @@ class StepStore:
 
     def clear(self, key: str) -> None:
         """Remove what is not a finished, undamaged step, and end what still runs for it. Needs the lock of `key`."""
-        with _file_errors(self.folder(key)):
+        with file_errors(self.folder(key)):
             if self.folder(key).exists() and not self.is_finished(key):
                 self.folder(key).replace(self.root / f"{key}{PARTIAL}damaged-{os.getpid()}")
             for partial in sorted(self.root.glob(f"{key}{PARTIAL}*")):
@@ -128,14 +131,14 @@ class StepStore:
     def open_partial(self, key: str) -> Path:
         """A new empty folder for a run of the step. Needs the lock of `key`."""
         partial = self.root / f"{key}{PARTIAL}{os.getpid()}"
-        with _file_errors(partial):
+        with file_errors(partial):
             partial.mkdir()
         return partial
 
     def open_log(self, key: str, heading: str) -> int:
         """Start a new log with `heading`, the last one kept as `.1`; bytes of the heading."""
         log = self.log(key)
-        with _file_errors(log):
+        with file_errors(log):
             if log.exists():
                 log.replace(log.with_name(f"{log.name}.1"))
             log.write_text(heading)
@@ -143,7 +146,7 @@ class StepStore:
 
     def commit(self, key: str, partial: Path, step: GraphStep, command: list[str], seconds: float) -> StepRecord:
         """Make a filled folder the finished step by one rename. Needs the lock of `key`."""
-        with _file_errors(partial):
+        with file_errors(partial):
             files = tuple(
                 StepFile(path=path.relative_to(partial).as_posix(), num_bytes=path.stat().st_size)
                 for path in output_files(partial, step)
@@ -214,6 +217,8 @@ def last_line(text: str) -> str:
 def prune_steps(work_root: Path, keep: Collection[str]) -> int:
     """Delete the finished steps whose key is not in `keep`, with their logs, and what killed builds left; bytes freed.
 
+    A step whose files a build shares by hard links stays: it takes no space of its own, and saves compiling again.
+
     Raises `BuildError` while a build of this folder runs: it may read any finished step.
     """
     if not work_root.is_dir():
@@ -225,9 +230,12 @@ def prune_steps(work_root: Path, keep: Collection[str]) -> int:
         for path in sorted(store.root.iterdir()):
             if not (path / STEP_RECORD_NAME).is_file() or path.name in keep:
                 continue
-            freed += sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+            files = [each.stat() for each in path.rglob("*") if each.is_file()]
+            if any(file.st_nlink > 1 for file in files):
+                continue
+            freed += sum(file.st_size for file in files)
             partial = path.replace(store.root / f"{path.name}{PARTIAL}pruned")  # never half there
-            with _file_errors(partial):
+            with file_errors(partial):
                 shutil.rmtree(partial)
             for log in (store.root / LOGS).glob(f"{path.name}.log*"):
                 log.unlink()
@@ -237,10 +245,10 @@ def prune_steps(work_root: Path, keep: Collection[str]) -> int:
 @contextmanager
 def _flock(root: Path, mode: int) -> Iterator[None]:
     """Hold `locks/in-use` shared or alone; it dies with the process."""
-    with _file_errors(root):
+    with file_errors(root):
         descriptor = os.open(root / LOCKS / IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        with _file_errors(root):
+        with file_errors(root):
             try:
                 fcntl.flock(descriptor, mode)
             except BlockingIOError:
@@ -248,14 +256,3 @@ def _flock(root: Path, mode: int) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _file_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        place = error.filename or path
-        raise BuildError(
-            f"{place}: {error.strerror or error}. Make the folder writable for this user and free space on its disk"
-        ) from error

@@ -20,8 +20,10 @@ from specdeploy.builders.engine_limits import (
 )
 from specdeploy.builders.engine_records import EngineInputs, is_quantized_here
 from specdeploy.builders.step_graph import Argument, GraphStep, OutputPath, SourcePath, StepOutput, ToolPath
+from specdeploy.config.schema import TensorRtLlmConfig
 from specdeploy.contract import EngineModel, EngineRecord, Method
 from specdeploy.errors import BuildError, ConfigError
+from specdeploy.planner.hardware import HARDWARE
 from specdeploy.planner.memory import estimate_weight_bytes
 from specdeploy.trtllm.facts import ConvertScript, Flag, build_flags, command_problems, convert_flags
 from specdeploy.trtllm.rule import METHODS_WITH_HEAD
@@ -91,14 +93,21 @@ def _convert_plain(inputs: EngineInputs, engine: EngineRecord) -> GraphStep:
     script = f"models/core/{family or _UNKNOWN_FAMILY}/convert_checkpoint.py"
     argv: list[Argument] = ["--model_dir", SourcePath(_role(engine)), *_common_flags(engine)]
     argv += ["--pp_size", str(engine.pipeline_parallel)]
-    if info is not None and info.moe is not None:
-        experts = (inputs.section.expert_parallel or 1) if engine.model is not EngineModel.DRAFT else 1
-        argv += ["--moe_tp_size", str(engine.tensor_parallel // experts), "--moe_ep_size", str(experts)]
+    argv += _expert_flags(inputs, engine)
     if family is ConvertScript.LLAMA and info is not None and info.quantization is not None:
         argv += _llama_fp8_flags(info.quantization.method.lower(), with_cache=engine.kv_cache_dtype == "fp8")
     note = "" if info is not None else "the family is known once the checkpoint is on this machine"
     flags = convert_flags(family or ConvertScript.LLAMA)
     return _convert_step(inputs, engine, script, argv, flags, note=note, needs_gpu=False)
+
+
+def _expert_flags(inputs: EngineInputs, engine: EngineRecord) -> list[str]:
+    """How a model with experts shares them out; the flags of Llama's, Qwen's and Medusa's script."""
+    info = inputs.info_of(engine.model)
+    if info is None or info.moe is None:
+        return []
+    experts = (inputs.section.expert_parallel or 1) if engine.model is not EngineModel.DRAFT else 1
+    return ["--moe_tp_size", str(engine.tensor_parallel // experts), "--moe_ep_size", str(experts)]
 
 
 def _llama_fp8_flags(method: str, *, with_cache: bool) -> list[str]:
@@ -119,7 +128,7 @@ def _convert_medusa(inputs: EngineInputs, engine: EngineRecord) -> GraphStep:
     argv: list[Argument] = ["--model_dir", SourcePath("target"), "--medusa_model_dir", SourcePath("draft")]
     argv += [*_common_flags(engine), "--pp_size", str(engine.pipeline_parallel), "--model_type", kind]
     argv += ["--num_medusa_heads", str(medusa.num_heads), "--num_medusa_layers", str(medusa.num_layers)]
-    argv += ["--max_medusa_token_len", str(engine.max_draft_len)]
+    argv += ["--max_medusa_token_len", str(engine.max_draft_len), *_expert_flags(inputs, engine)]
     script = "medusa/convert_checkpoint.py"
     return _convert_step(inputs, engine, script, argv, convert_flags(ConvertScript.MEDUSA), needs_gpu=True)
 
@@ -183,7 +192,13 @@ def _build(inputs: EngineInputs, engine: EngineRecord, convert: GraphStep) -> Gr
         required_files=(f"{ENGINE}/config.json", *(f"{ENGINE}/rank{rank}.engine" for rank in range(ranks))),
         num_bytes=_weight_bytes(inputs, engine),
         needs_gpu=True,
+        versions={"gpu": gpu_version(inputs.section)},  # converted weights are the same for every GPU
     )
+
+
+def gpu_version(section: TensorRtLlmConfig) -> str:
+    """The GPU that engines are compiled for, such as `h100 sm90`."""
+    return f"{section.gpu} {HARDWARE[section.gpu].architecture}"
 
 
 def _convert_step(

@@ -23,20 +23,21 @@ from specdeploy.builders.base import (
     run_build,
 )
 from specdeploy.builders.engine_config import engine_config_problems as engine_config_problems
+from specdeploy.builders.engine_disk import WORK as WORK
 from specdeploy.builders.engine_plan import EngineBuildPlan as EngineBuildPlan
 from specdeploy.builders.engine_plan import plan_engine_build as plan_engine_build
+from specdeploy.builders.file_errors import file_errors
 from specdeploy.builders.pair import Consent
-from specdeploy.builders.source_digests import DigestCache, open_digest_cache
 from specdeploy.builders.step_runner import run_graph
+from specdeploy.builders.step_store import StepStore
 from specdeploy.builders.trtllm_commands import ENGINE
 from specdeploy.builders.trtllm_installation import find_installation
+from specdeploy.checkpoint.digest_cache import DigestCache, open_digest_cache
 from specdeploy.checkpoint.pair import digest_of_pair
 from specdeploy.checkpoint.source import list_text_files
 from specdeploy.config.load import LoadedDeployment
-from specdeploy.contract import BuildCheck, EngineRecord, Lane
+from specdeploy.contract import BuildCheck, EngineModel, EngineRecord, Lane
 from specdeploy.errors import BuildError
-
-WORK = ".steps"
 
 Folders = Callable[[], dict[str, Path]]
 
@@ -53,18 +54,27 @@ def build_trtllm_engine(
     for check in plan.checks:
         report(f"{check.name}: {check.detail}")
     cache = open_digest_cache(engines_root)
-    folders = functools.cache(lambda: run_graph(plan.graph, engines_root / WORK, report=report))
+    commands = _of_phase("commands", report)
+    folders = functools.cache(lambda: run_graph(plan.graph, engines_root / WORK, report=commands))
     recipe = _recipe(plan, folders, cache)
-    if not is_finished(engines_root, recipe.build_id):
-        folders()  # outside the lock of the engines root: other builds need not wait for hours
-    try:
-        result = run_build(recipe, engines_root, report)
-    finally:
-        cache.save()
+    # Held until the engines are linked: whoever prunes meanwhile must not take the finished commands away.
+    with StepStore(engines_root / WORK).in_use():
+        if not is_finished(engines_root, recipe.build_id):
+            folders()  # outside the lock of the engines root: other builds need not wait for hours
+        try:
+            result = run_build(recipe, engines_root, _of_phase("putting together", report))
+        finally:
+            with file_errors(engines_root):
+                cache.save()
     if result.reused:
         for engine in plan.engines:
             _check_engine(result.build_folder / engine.folder, engine, plan, f"Remove {result.build_folder}")
     return result
+
+
+def _of_phase(name: str, report: Report) -> Report:
+    """`report` with the phase before every line: commands, and the steps that put a build together, count apart."""
+    return lambda line: report(f"{name}: {line}")
 
 
 def _recipe(plan: EngineBuildPlan, folders: Folders, cache: DigestCache) -> BuildRecipe:
@@ -126,7 +136,8 @@ def _link_step(engine: EngineRecord, plan: EngineBuildPlan, folders: Folders) ->
 
 def _check_engine(folder: Path, engine: EngineRecord, plan: EngineBuildPlan, remedy: str) -> None:
     version = plan.versions["tensorrt_llm"]
-    if problems := engine_config_problems(folder, engine, version=version):
+    experts = plan.expert_parallel if engine.model is not EngineModel.DRAFT else 1
+    if problems := engine_config_problems(folder, engine, version=version, expert_parallel=experts):
         raise BuildError(
             "\n".join(problems) + f"\n{engine.folder} is not the engine that was planned. {remedy} and build again"
         )

@@ -23,9 +23,10 @@ from specdeploy.builders.llmapi_plan import plan_llmapi_build as plan_llmapi_bui
 from specdeploy.builders.pair import Consent
 from specdeploy.builders.trtllm_installation import TrtllmInstallation, find_installation
 from specdeploy.builders.trtllm_probe import probe_installed, validate_with_classes
-from specdeploy.builders.trtllm_snapshot import SOURCES_NAME, PinnedSource, PinnedSources, checkpoint_source
-from specdeploy.builders.trtllm_warmup import ARGUMENT_FILES, WARMUP_NAME, run_warmup
+from specdeploy.builders.trtllm_snapshot import checkpoint_source
+from specdeploy.builders.trtllm_warmup import ARGUMENT_FILES, WARMUP_NAME, reason_without_warmup, run_warmup
 from specdeploy.checkpoint.pair import digest_of_pair
+from specdeploy.checkpoint.pinned_sources import SOURCES_NAME, PinnedSource, PinnedSources
 from specdeploy.checkpoint.source import list_text_files
 from specdeploy.config.load import LoadedDeployment
 from specdeploy.config.schema import TensorRtLlmConfig
@@ -171,8 +172,8 @@ def _reason_to_skip(section: TensorRtLlmConfig, installation: TrtllmInstallation
     """Why no LLM object can be loaded here, or None when it can."""
     if not installation.gpu_names:
         return "not run: no GPU is visible on this machine"
-    if section.num_nodes > 1:
-        return f"not run: the deployment spans {section.num_nodes} nodes and a build runs on one"
+    if reason := reason_without_warmup(section):
+        return reason
     if len(installation.gpu_names) < section.num_gpus:
         return f"not run: it needs {section.num_gpus} GPUs and this machine shows {len(installation.gpu_names)}"
     return None

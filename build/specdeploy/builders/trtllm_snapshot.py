@@ -1,50 +1,30 @@
-"""Checkpoints that stay where they are: the LLM API reads weights from their snapshot, a build only pins them.
+"""The checkpoints of a deployment: found on this machine, and pinned by what is in them (`checkpoint.pinned_sources`).
 
-`sources.json` of a build names the folder, the commit and the SHA-256 of every file; `find_changed_sources` compares
-them again before a start. Hundreds of GB are neither copied nor, in the cache of a model hub, read for it.
+Hundreds of GB are neither copied nor, in the cache of a model hub, read for it.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from pydantic import ValidationError
-
-from specdeploy.builders.source_digests import open_digest_cache
-from specdeploy.checkpoint.source import digest_files, list_checkpoint_files, locate_checkpoint, locate_folder
+from specdeploy.checkpoint.hub import DiskNeed, HubDownload, check_room
+from specdeploy.checkpoint.pinned_sources import PinnedSource, Role
+from specdeploy.checkpoint.source import (
+    digest_files,
+    is_hub_id,
+    list_checkpoint_files,
+    locate_checkpoint,
+    locate_folder,
+    measure_hub_download,
+)
 from specdeploy.config.load import LoadedDeployment
 from specdeploy.config.schema import TargetConfig
-from specdeploy.contract import CheckpointSource, ContractModel, FileDigest
-from specdeploy.errors import BuildError, CheckpointError
+from specdeploy.contract import CheckpointSource, FileDigest
+from specdeploy.errors import CheckpointError
 
-SOURCES_NAME = "sources.json"
 CONTAINER_CHECKPOINTS = "/workspace/checkpoints"  # where a dry run expects them inside the container
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
-Role = Literal["target", "draft"]
-
-
-class PinnedSource(ContractModel):
-    """One checkpoint as a build uses it. `commit` is that of the hub's snapshot, None for any other folder.
-
-    `folder` is absolute. `digest` is that of `CheckpointSource`: SHA-256 over names and digests of `files`.
-    """
-
-    role: Role
-    reference: str
-    commit: str | None
-    folder: str
-    digest: str
-    files: tuple[FileDigest, ...]
-
-
-class PinnedSources(ContractModel):
-    """`sources.json`."""
-
-    schema_version: Literal[1] = 1
-    checkpoints: tuple[PinnedSource, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +51,23 @@ def container_name(source: TargetConfig) -> str:
 
 def is_hub_reference(source: TargetConfig, base: Path) -> bool:
     """Whether the checkpoint is named by a hub id: a folder of the same spelling would win."""
-    return "--" in container_name(source) and not (base / source.checkpoint).is_dir()
+    return is_hub_id(source.checkpoint, base=base)
 
 
-def find_snapshots(loaded: LoadedDeployment, *, is_dry_run: bool) -> tuple[Snapshot, ...]:
+def find_snapshots(
+    loaded: LoadedDeployment, *, is_dry_run: bool, then: Callable[[Mapping[str, HubDownload]], DiskNeed] | None = None
+) -> tuple[Snapshot, ...]:
     """Target and, where the method has one, draft. Fetches from the hub unless `is_dry_run`.
 
-    Raises `CheckpointError` with everything that cannot be found; in a dry run a checkpoint may be elsewhere.
+    `then` says what a build writes from the checkpoints that are to be fetched, by role. Raises `CheckpointError` with
+    everything that cannot be found, or that a disk has no room for; in a dry run a checkpoint may be elsewhere.
     """
     draft = loaded.config.speculation.draft
     named: list[tuple[Role, TargetConfig]] = [("target", loaded.config.target)]
     if draft is not None:
         named.append(("draft", draft))
+    if not is_dry_run:
+        _check_room(named, loaded.path.parent, then)
     snapshots, problems = [], []
     for role, source in named:
         try:
@@ -92,6 +77,20 @@ def find_snapshots(loaded: LoadedDeployment, *, is_dry_run: bool) -> tuple[Snaps
     if problems:
         raise CheckpointError("\n".join(problems))
     return tuple(snapshots)
+
+
+def _check_room(
+    named: Sequence[tuple[Role, TargetConfig]],
+    base: Path,
+    then: Callable[[Mapping[str, HubDownload]], DiskNeed] | None,
+) -> None:
+    downloads: dict[str, HubDownload] = {}
+    for role, source in named:
+        if (download := measure_hub_download(source.checkpoint, source.revision, base=base)) is not None:
+            downloads[role] = download
+    if downloads:
+        distinct = {one.reference: one for one in downloads.values()}
+        check_room(tuple(distinct.values()), () if then is None else (then(downloads),))
 
 
 def _locate(source: TargetConfig, base: Path, *, is_dry_run: bool) -> Path | None:
@@ -137,38 +136,3 @@ def pin_source(snapshot: Snapshot, folder: Path, digest_of: Callable[[Path], str
 def checkpoint_source(pinned: PinnedSource) -> CheckpointSource:
     """What the manifest records of it; its small files are copied into a folder named after the role."""
     return CheckpointSource(role=pinned.role, reference=pinned.reference, digest=pinned.digest, folder=str(pinned.role))
-
-
-def load_sources(build_folder: Path) -> PinnedSources:
-    """`sources.json` of a build. Raises `BuildError` when it is missing or broken."""
-    path = build_folder / SOURCES_NAME
-    try:
-        return PinnedSources.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        raise BuildError(f"{path}: cannot be read ({error}). Run `make engines` again") from error
-
-
-def find_changed_sources(build_folder: Path, engines_root: Path) -> list[str]:
-    """What is no longer as it was when the build was made, one sentence per checkpoint; empty = all as pinned.
-
-    Files whose digest is remembered (`engines/.digests.json`, names in the hub's cache) are not read again. Raises
-    `BuildError` when `sources.json` is missing or broken.
-    """
-    cache = open_digest_cache(engines_root)
-    changed = []
-    for pinned in load_sources(build_folder).checkpoints:
-        place = f"{pinned.role} {pinned.reference}"
-        try:
-            found = {path.name: cache.sha256(path) for path in list_checkpoint_files(Path(pinned.folder))}
-        except (BuildError, CheckpointError, OSError) as error:
-            changed.append(f"{place}: {error}")
-            continue
-        recorded = {file.path: file.sha256 for file in pinned.files}
-        if differing := sorted(name for name in found.keys() | recorded if found.get(name) != recorded.get(name)):
-            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-            changed.append(
-                f"{place}: {', '.join(differing[:3])}{more} in {pinned.folder} changed since the build. "
-                "Run `make engines` again"
-            )
-    cache.save()
-    return changed

@@ -25,6 +25,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, ValidationError
 from specdeploy.builders.base import Report
 from specdeploy.builders.step_failures import explain_failure
 from specdeploy.builders.step_process import StepProcess
+from specdeploy.config.schema import TensorRtLlmConfig
 from specdeploy.contract import BuildCheck, ContractModel, EngineModel
 from specdeploy.errors import BuildError, SpecDeployError
 from specdeploy.manifest import MANIFEST_NAME, write_json_atomically
@@ -67,6 +68,13 @@ class WarmupRecord(ContractModel):
     is_beside: bool
     instances: tuple[InstanceWarmup, ...]
     checks: tuple[BuildCheck, ...]
+
+
+def reason_without_warmup(section: TensorRtLlmConfig) -> str | None:
+    """Why no single machine can load what this deployment serves, or None when one can."""
+    if section.num_nodes > 1:
+        return f"not run: the deployment spans {section.num_nodes} nodes and a build runs on one"
+    return None
 
 
 def run_warmup(folder: Path, log_folder: Path, report: Report, *, label: str | None = None) -> WarmupRecord:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from specdeploy.checkpoint.hf_config import inspect_architecture
+from specdeploy.checkpoint.hub import HubDownload, check_room, download_snapshot, measure_download
 from specdeploy.checkpoint.info import conversion_remedy, pickled_weights
 from specdeploy.checkpoint.safetensors_header import WEIGHT_INDEX, read_weight_files
 from specdeploy.errors import CheckpointError
@@ -35,6 +36,8 @@ _GGUF_MAGIC = b"GGUF"
 # How weights were quantised, where config.json does not say it; read by the TensorRT-LLM lanes.
 _QUANTIZATION_FILE = "hf_quant_config.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+# What is fetched from the hub.
+_HUB_PATTERNS = ("config.json", "tokenizer.json", _QUANTIZATION_FILE, WEIGHT_INDEX, "*.safetensors", *_OPTIONAL_FILES)
 
 
 class CheckpointForm(StrEnum):
@@ -98,8 +101,10 @@ def resolve_checkpoint(reference: str, revision: str | None = None, *, base: Pat
     """Find `reference` and check without loading them that its files are all that lane torch needs.
 
     `base` is the folder that relative paths start from. A folder wins over a hub id of the same spelling. Raises
-    `CheckpointError` with everything that is wrong.
+    `CheckpointError` with everything that is wrong, before a download where the disk has no room for it.
     """
+    if (download := measure_hub_download(reference, revision, base=base)) is not None:
+        check_room([download])
     found = locate_checkpoint(reference, revision, base=base)
     return found if found.gguf is not None else _inspect_folder(reference, found.form, found.folder)
 
@@ -234,20 +239,16 @@ def _weight_files(folder: Path, problems: list[str]) -> list[Path]:
 # --- hub ------------------------------------------------------------------------------------------------------------
 
 
-def _locate_on_hub(reference: str, revision: str | None, *, looked_at: Path) -> CheckpointReference:
-    import httpx
-    from huggingface_hub import snapshot_download
+def is_hub_id(reference: str, *, base: Path) -> bool:
+    """Whether `reference` names a checkpoint of the model hub: a folder of the same spelling would win."""
+    return _HUB_PATTERN.fullmatch(reference) is not None and not (base / Path(reference).expanduser()).is_dir()
 
-    patterns = ["config.json", "tokenizer.json", _QUANTIZATION_FILE, WEIGHT_INDEX, "*.safetensors", *_OPTIONAL_FILES]
-    try:
-        folder = Path(snapshot_download(repo_id=reference, revision=revision, allow_patterns=patterns))
-    except (OSError, ValueError, httpx.HTTPError) as error:
-        at = f" at revision {revision}" if revision else ""
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(
-            f"{reference}: no folder {looked_at}, and the model hub did not give it{at} "
-            f"({type(error).__name__}: {reason}). "
-            "Check the spelling and the network (a private model needs HF_TOKEN), or copy the checkpoint here and "
-            "write its folder instead"
-        ) from error
+
+def measure_hub_download(reference: str, revision: str | None, *, base: Path) -> HubDownload | None:
+    """What `locate_checkpoint` would fetch; None for all but a hub id, and where the hub cannot be asked."""
+    return measure_download(reference, revision, _HUB_PATTERNS) if is_hub_id(reference, base=base) else None
+
+
+def _locate_on_hub(reference: str, revision: str | None, *, looked_at: Path) -> CheckpointReference:
+    folder = download_snapshot(reference, revision, _HUB_PATTERNS, looked_at=looked_at)
     return CheckpointReference(reference, CheckpointForm.HUB, folder, ())

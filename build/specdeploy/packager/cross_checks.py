@@ -18,6 +18,7 @@ from specdeploy.packager.engine_models import (
     rank_gpus,
     tensorrt_llm_section,
 )
+from specdeploy.packager.launch_files import checkpoint_mounts, image_of_version
 from specdeploy.packager.packaged_build import PackagedBuild
 from specdeploy.packager.parameter_checks import parameter_problems
 from specdeploy.packager.pbtxt import TEMPLATE_MARK, parse_pbtxt
@@ -79,6 +80,7 @@ def cross_check(config: DeploymentConfig, build: PackagedBuild, files: Mapping[s
         problems.append(f"{PUBLIC_MODEL}/config.pbtxt: is missing, and it is what clients talk to")
     elif not public.model_transaction_policy.decoupled:
         problems.append(f"{PUBLIC_MODEL}/config.pbtxt: is not decoupled, so it could not stream")
+    problems += _mount_problems(config, build)
     problems += [
         f"engine {record.model}: {text}" for record in build.engines for text in _record_problems(config, record)
     ]
@@ -97,6 +99,15 @@ def _parse_models(files: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
         except PackagingError as error:
             problems.append(str(error))
     return parsed, problems
+
+
+def _mount_problems(config: DeploymentConfig, build: PackagedBuild) -> Iterator[str]:
+    """Folders that docker-run.sh and launch.slurm mount: both separate the parts of a mount by these characters."""
+    if image_of_version(config) is None:  # then there are no such scripts
+        return
+    for folder in (build.engines_root, *checkpoint_mounts(build)):
+        if set(folder) & set(",:"):
+            yield f"{folder}: holds a comma or colon, and cannot be mounted into the container. Move it and build again"
 
 
 # --- models of the engine lane --------------------------------------------------------------------------------------

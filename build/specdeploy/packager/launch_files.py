@@ -18,6 +18,7 @@ from specdeploy.packager.shell_text import (
     join_command,
     join_lines,
     port_arguments,
+    resolved_folder,
     script_head,
 )
 from specdeploy.trtllm.versions import container_of, image_of, parse_version
@@ -33,6 +34,8 @@ ENGINES_ROOT_VARIABLE = "SPECDEPLOY_ENGINES_ROOT"
 # Inside the container.
 SOURCE_FOLDER = "/opt/specdeploy-source"
 REPOSITORY_FOLDER = "/opt/specdeploy-repository"
+# What `specdeploy.serving.server_log` looks for: the reason why a server did not start.
+ERROR_MARK = "specdeploy: "
 EXIT_TIMEOUT_S = 10
 # A Python model that loads an LLM reads all weights while the server waits for it; others read a tokenizer.
 _STUB_TIMEOUT_S = {Lane.TRTLLM_ENGINE: 300, Lane.TRTLLM_LLMAPI: 3600}
@@ -86,6 +89,30 @@ def checkpoint_mounts(build: PackagedBuild) -> list[str]:
     return list(dict.fromkeys(str(root) for root in roots))
 
 
+def runtime_check(config: DeploymentConfig, build: PackagedBuild, repository: str) -> str:
+    """The command that refuses other versions, another build, a changed repository (a word of bash) or weights."""
+    return f"python3 -m specdeploy.serving.runtime_versions {config.name} {shlex.quote(build.build_id)} {repository}"
+
+
+def host_checks(config: DeploymentConfig, build: PackagedBuild) -> list[str]:
+    """Lines of bash that refuse what cannot be mounted: folders in $source, $engines and those that the build pins."""
+    build_again = f"run make engines DEPLOYMENT={config.name} and make repo DEPLOYMENT={config.name}"
+    no_build = f"$engines holds no build {build.build_id}: give the folder of builds as last argument, or {build_again}"
+    return [
+        '[[ -f "$source/pyproject.toml" ]] || fail "$source is not the source folder: it has no pyproject.toml"',
+        f'[[ -d "$engines/"{shlex.quote(build.build_id)} ]] || fail "{no_build}"',
+        'engines="$(cd -- "$engines" && pwd)"',
+        *(
+            f"[[ -d {shlex.quote(folder)} ]] || fail "
+            + shlex.quote(f"{folder} is missing on this machine, and the build reads weights there: {build_again}")
+            for folder in checkpoint_mounts(build)
+        ),
+        'for folder in "$source" "$engines" "$repository"; do',
+        '  [[ "$folder" != *[,:]* ]] || fail "$folder holds a comma or colon, which separate mounts: move it"',
+        "done",
+    ]
+
+
 def num_ranks(record: EngineRecord) -> int:
     """Processes of one engine: tensor x pipeline parallel."""
     return record.tensor_parallel * record.pipeline_parallel
@@ -105,12 +132,12 @@ def _launch_script(config: DeploymentConfig, build: PackagedBuild, image: str | 
         ),
         'here="$(cd -- "$(dirname -- "$0")" && pwd)"',
         default_variable(ENGINES_ROOT_VARIABLE, build.engines_root),
-        'fail() { echo "launch.sh: $1" >&2; exit 1; }',
+        f'fail() {{ echo "{ERROR_MARK}launch.sh: $1" >&2; exit 1; }}',
         f'[[ -x {TRITONSERVER} ]] || fail "{TRITONSERVER} is missing: run this inside the container, {started_by}"',
         f'[[ -x "$here/{SERVER_SCRIPT}" ]] || fail "$here/{SERVER_SCRIPT} may not be executed: run chmod +x on it"',
         *(_folder_check(folder) for folder in _folders(config, build)),
-        "# Engines run only with the versions they were built with.",
-        f"python3 -m specdeploy.serving.runtime_versions {shlex.quote(config.name)}",
+        "# Engines run only with the versions they were built with, and only in the repository packed for them.",
+        runtime_check(config, build, '"$here"'),
         "",
     ]
     if config.lane is Lane.TRTLLM_ENGINE:
@@ -178,7 +205,7 @@ def _docker_script(config: DeploymentConfig, build: PackagedBuild, image: str) -
         "--ulimit=stack=67108864",
         f"--env={ENGINES_ROOT_VARIABLE}={shlex.quote(build.engines_root)}",
         f'--volume="$engines":{shlex.quote(build.engines_root)}:ro',
-        f'--volume="$here":{REPOSITORY_FOLDER}:ro',
+        f'--volume="$repository":{REPOSITORY_FOLDER}:ro',
         f'--volume="$source":{SOURCE_FOLDER}:ro',
         *(f"--volume={shlex.quote(f'{folder}:{folder}:ro')}" for folder in checkpoint_mounts(build)),
         shlex.quote(image),
@@ -191,13 +218,11 @@ def _docker_script(config: DeploymentConfig, build: PackagedBuild, image: str) -
         'fail() { echo "docker-run.sh: $1" >&2; exit 1; }',
         '[[ $# -ge 1 ]] || fail "usage: docker-run.sh SOURCE_FOLDER [ENGINES_ROOT]"',
         'command -v docker > /dev/null || fail "docker is not installed: install it with NVIDIA\'s container toolkit"',
-        'here="$(cd -- "$(dirname -- "$0")" && pwd)"',
-        'source="$(cd -- "$1" && pwd)"',
-        '[[ -f "$source/pyproject.toml" ]] || fail "$source is not the source folder: it has no pyproject.toml"',
+        'repository="$(cd -- "$(dirname -- "$0")" && pwd)"',
+        *resolved_folder("source", '"$1"'),
         f"engines={shlex.quote(build.engines_root)}",
-        'if [[ $# -ge 2 ]]; then engines="$(cd -- "$2" && pwd)"; fi',
-        f'[[ -d "$engines/"{shlex.quote(_build_id(build))} ]] || fail "$engines holds no build {_build_id(build)}"',
-        *(_folder_check(folder) for folder in checkpoint_mounts(build)),
+        'if [[ $# -ge 2 ]]; then engines="$2"; fi',
+        *host_checks(config, build),
         "",
     ]
     comments = [option for option in options if option.startswith("# ")]
@@ -213,7 +238,3 @@ def _folders(config: DeploymentConfig, build: PackagedBuild) -> list[str]:
 
 def _folder_check(folder: str) -> str:
     return f"[[ -d {shlex.quote(folder)} ]] || fail {shlex.quote(f'{folder} is missing: mount it here')}"
-
-
-def _build_id(build: PackagedBuild) -> str:
-    return build.folder.rstrip("/").rpartition("/")[2]

@@ -23,7 +23,7 @@ class PackagedBuild:
 
     `unresolved`: what in its files was left open, one sentence each. `guided_tokenizer_info`: path of that file below
     `folder`, None where the build holds none. `checkpoint_folders`: absolute folders outside the build that its server
-    reads weights from (LLM API lane).
+    reads weights from (LLM API lane). `config_digest`: of the YAML file that was built, None for a planned build.
     """
 
     folder: str
@@ -33,6 +33,12 @@ class PackagedBuild:
     unresolved: tuple[str, ...] = ()
     guided_tokenizer_info: str | None = None
     checkpoint_folders: tuple[str, ...] = ()
+    config_digest: str | None = None
+
+    @property
+    def build_id(self) -> str:
+        """The name of its folder."""
+        return PurePosixPath(self.folder).name
 
     @property
     def engines_root(self) -> str:
@@ -70,6 +76,7 @@ def load_packaged_build(engines_root: Path, deployment: str) -> PackagedBuild:
         unresolved=tuple(_find_unresolved(folder, manifest)),
         guided_tokenizer_info=GUIDED_TOKENIZER_INFO if GUIDED_TOKENIZER_INFO in names else None,
         checkpoint_folders=_pinned_folders(folder / SOURCES_NAME) if SOURCES_NAME in names else (),
+        config_digest=current.config_digest,
     )
 
 

@@ -1,11 +1,11 @@
 """DeploymentConfig (and a build) -> Triton model repository, written beside its place and renamed into it.
 
-triton_repo/<deployment>/repository.json     what was written (Triton ignores plain files at the top)
+triton_repo/<deployment>/repository.json     what was written, and for which build (Triton ignores files at the top)
 triton_repo/<deployment>/llm/config.pbtxt    names the deployment only: no digest, no path, so it can be checked in
 triton_repo/<deployment>/llm/1/model.py      two lines that import the model from the installed package
 
 The TensorRT-LLM lanes add scripts that start the server and, in the engine lane, one C++ model per engine. Those name
-absolute folders of the build: a repository belongs to the build it was packed for.
+absolute folders of the build: a repository belongs to the build it was packed for, and repository.json names it.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from filelock import FileLock
 from specdeploy.config.schema import DeploymentConfig
 from specdeploy.contract import Lane, RepositoryManifest
 from specdeploy.errors import PackagingError
-from specdeploy.manifest import hash_folder, write_json_atomically
+from specdeploy.manifest import REPOSITORY_MANIFEST_NAME, hash_folder, write_text_atomically
 from specdeploy.packager.cross_checks import PUBLIC_MODEL, cross_check
 from specdeploy.packager.engine_models import render_engine_model
 from specdeploy.packager.launch_files import render_launch_files
@@ -28,7 +28,6 @@ from specdeploy.packager.pbtxt import TEMPLATE_MARK, TritonModelConfig, parse_pb
 from specdeploy.packager.slurm_files import render_slurm_files
 from specdeploy.packager.tensors import INPUTS, OUTPUTS
 
-REPOSITORY_MANIFEST_NAME = "repository.json"
 _SCRIPT_SUFFIXES = {".sh", ".slurm"}
 _READ_SUFFIXES = {".pbtxt", ".py", ".yaml", ".json"} | _SCRIPT_SUFFIXES
 MODEL_SHIM = 'from specdeploy.serving.model import TritonPythonModel\n\n__all__ = ["TritonPythonModel"]\n'
@@ -75,6 +74,7 @@ def pack_repository(
     Raises `PackagingError` with everything that does not fit config and build; nothing is written then.
     """
     if config.lane is Lane.TORCH:
+        build = None
         files = render_repository(config)
     else:
         build = _require_build(config, build)
@@ -89,7 +89,7 @@ def pack_repository(
         work = Path(tempfile.mkdtemp(prefix=f".{config.name}.", suffix=".partial", dir=repo_root))
         try:
             fresh = work / "new"
-            manifest = _write_repository(fresh, config.name, files)
+            manifest = _write_repository(fresh, config.name, files, build)
             if _read_texts(target) != _read_texts(fresh):
                 _swap(fresh, target, work / "old")
         finally:
@@ -112,7 +112,9 @@ def check_repository(folder: Path) -> None:
         raise PackagingError("\n".join(problems))
 
 
-def _write_repository(folder: Path, deployment: str, files: dict[str, str]) -> RepositoryManifest:
+def _write_repository(
+    folder: Path, deployment: str, files: dict[str, str], build: PackagedBuild | None
+) -> RepositoryManifest:
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,8 +123,15 @@ def _write_repository(folder: Path, deployment: str, files: dict[str, str]) -> R
             path.chmod(0o755)
     check_repository(folder)
     models = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
-    manifest = RepositoryManifest(deployment=deployment, models=models, files=hash_folder(folder))
-    write_json_atomically(folder / REPOSITORY_MANIFEST_NAME, manifest)
+    manifest = RepositoryManifest(
+        deployment=deployment,
+        build_id=None if build is None else build.build_id,
+        config_digest=None if build is None else build.config_digest,
+        models=models,
+        files=hash_folder(folder),
+    )
+    text = manifest.model_dump_json(indent=2, exclude_none=True)
+    write_text_atomically(folder / REPOSITORY_MANIFEST_NAME, text + "\n")
     return manifest
 
 

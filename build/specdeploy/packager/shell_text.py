@@ -36,6 +36,14 @@ def default_variable(name: str, value: str) -> str:
     return f"printenv {name} > /dev/null || export {name}={shlex.quote(value)}"
 
 
+def resolved_folder(name: str, value: str) -> list[str]:
+    """Sets variable `name` to the absolute path of folder `value` (a word of bash); `fail` must be defined."""
+    return [
+        f'[[ -d {value} ]] || fail "no such folder: "{value}',
+        f'{name}="$(cd -- {value} && pwd)"',
+    ]
+
+
 def join_command(command: str, arguments: Sequence[str], *, indent: str = "  ") -> str:
     """A command with one argument per line; arguments are quoted already."""
     return f" \\\n{indent}".join([command, *arguments])

@@ -15,11 +15,13 @@ from specdeploy.packager.launch_files import (
     SERVER_SCRIPT,
     SOURCE_FOLDER,
     checkpoint_mounts,
+    host_checks,
     image_of_version,
     num_ranks,
+    runtime_check,
 )
 from specdeploy.packager.packaged_build import PackagedBuild
-from specdeploy.packager.shell_text import join_command, join_lines, port_arguments, script_head
+from specdeploy.packager.shell_text import join_command, join_lines, port_arguments, resolved_folder, script_head
 
 SLURM_SCRIPT = "launch.slurm"
 SLURM_TASK_SCRIPT = "slurm_task.sh"
@@ -48,7 +50,7 @@ def _slurm_script(config: DeploymentConfig, build: PackagedBuild, image: str) ->
         "--ntasks-per-node=1",
         f"--container-image={shlex.quote(f'{registry}#{path}')}",
         *container,
-        f"python3 -m pip install --quiet {SOURCE_FOLDER}",
+        *_prepare(config, build),
     ]
     task = [
         "--mpi=pmix" if num_nodes > 1 else "--mpi=none",
@@ -66,19 +68,20 @@ def _slurm_script(config: DeploymentConfig, build: PackagedBuild, image: str) ->
         f"#SBATCH --gpus-per-node={_gpus_per_node(config, build)}",
         "#SBATCH --exclusive",
     ]
+    repack = f"run make repo DEPLOYMENT={config.name}"
     return join_lines(
         [
             first,
             *directives,
             *rest,
-            "if [[ $# -lt 2 ]]; then",
-            '  echo "usage: sbatch launch.slurm SOURCE_FOLDER REPOSITORY [ENGINES_ROOT]" >&2',
-            "  exit 1",
-            "fi",
-            'source="$1"',
-            'repository="$2"',
+            'fail() { echo "launch.slurm: $1" >&2; exit 1; }',
+            '[[ $# -ge 2 ]] || fail "usage: sbatch launch.slurm SOURCE_FOLDER REPOSITORY [ENGINES_ROOT]"',
+            *resolved_folder("source", '"$1"'),
+            *resolved_folder("repository", '"$2"'),
+            f'[[ -f "$repository/{SLURM_TASK_SCRIPT}" ]] || fail "$repository has no {SLURM_TASK_SCRIPT}: {repack}"',
             f"engines={shlex.quote(build.engines_root)}",
             'if [[ $# -ge 3 ]]; then engines="$3"; fi',
+            *host_checks(config, build),
             f"export {ENGINES_ROOT_VARIABLE}={shlex.quote(build.engines_root)}",
             "export CUDA_DEVICE_ORDER=PCI_BUS_ID",
             "",
@@ -87,6 +90,14 @@ def _slurm_script(config: DeploymentConfig, build: PackagedBuild, image: str) ->
             join_command("srun", task),
         ]
     )
+
+
+def _prepare(config: DeploymentConfig, build: PackagedBuild) -> list[str]:
+    """Words of the command that prepares each node; with several it also asks once per node what launch.sh asks."""
+    install = f"python3 -m pip install --quiet {SOURCE_FOLDER}"
+    if tensorrt_llm_section(config).num_nodes == 1:
+        return [install]
+    return ["bash -c", shlex.quote(f"{install} && {runtime_check(config, build, REPOSITORY_FOLDER)}")]
 
 
 def _slurm_task_script(config: DeploymentConfig, build: PackagedBuild) -> str:
@@ -103,15 +114,13 @@ def _slurm_task_script(config: DeploymentConfig, build: PackagedBuild) -> str:
                 f'exec bash "$here/{LAUNCH_SCRIPT}"',
             ]
         )
-    check = f"python3 -m specdeploy.serving.runtime_versions {shlex.quote(config.name)}"
     server = [f'"$here/{SERVER_SCRIPT}"', '--model-repository="$here"', *port_arguments(config)]
     if config.lane is Lane.TRTLLM_LLMAPI:
-        return join_lines([*head, check, join_command("exec trtllm-llmapi-launch", server)])
+        return join_lines([*head, join_command("exec trtllm-llmapi-launch", server)])
     workers = ["--model-control-mode=explicit", *(f"--load-model={record.model}" for record in build.engines)]
     return join_lines(
         [
             *head,
-            check,
             "# Rank 0 serves; the others hold their part of the engine and load nothing else.",
             'if [[ "$SLURM_PROCID" != 0 ]]; then',
             f"  {join_command('exec', [*server, *workers], indent='    ')}",

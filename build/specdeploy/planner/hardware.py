@@ -18,17 +18,22 @@ class Hardware:
     source: str
 
 
-# The driver keeps some of it for itself and reports its own total; the runtime reserve of a budget covers that.
+# Never more than a driver reports (nvidia-smi: H100 81559 MiB = 79.6 GiB, H200 143771 MiB = 140.4 GiB, and a process
+# sees a little less): a budget above it would promise key/value cache that cannot be allocated. Too little costs cache.
 HARDWARE: Mapping[Gpu, Hardware] = MappingProxyType(
     {
         Gpu.H100: Hardware(
-            "H100 SXM", "sm90", 80 * BYTES_PER_GIB, "80 GiB: system descriptions of ai-dynamo/aiconfigurator@095f58a5"
+            "H100 SXM",
+            "sm90",
+            79 * BYTES_PER_GIB,
+            "marketed as 80 GB, 80 GiB are on the board; drivers report 79.6 GiB, so 79 GiB are counted",
         ),
         Gpu.H200: Hardware(
             "H200 SXM",
             "sm90",
             141 * 10**9,
-            "141 GB as marketed (131.3 GiB): system descriptions of ai-dynamo/aiconfigurator@095f58a5",
+            "141 GB (131.3 GiB), the vendor's marketed figure taken as decimal; drivers report 140.4 GiB, so budgets "
+            "are about 6 % below what is there",
         ),
     }
 )

@@ -11,31 +11,81 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
+@dataclass(slots=True)
+class _Told:
+    """The signal that was asked to be handed on, None before the first, and which children got it."""
+
+    number: int | None = None
+    pids: set[int] = field(default_factory=set)
+
+    def tell(self, number: int) -> None:
+        """Remember `number` and send it to every child, again to those that an earlier call told."""
+        self.number = number
+        self.pids.clear()
+        self.repeat()
+
+    def repeat(self) -> None:
+        """Send what is remembered to the children that came since: what a launcher left behind when it ended."""
+        if self.number is None:
+            return
+        for pid in set(_children(os.getpid())) - self.pids:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, self.number)
+            self.pids.add(pid)
+
+
 def run_in_foreground(command: Sequence[str]) -> int:
     """Run `command` and wait for it and everything it leaves behind. Gives the first exit code that is not 0.
 
-    SIGTERM and SIGHUP go to every process that is waited for; Ctrl-C reaches them from the terminal by itself. Raises
+    SIGTERM and SIGHUP go to every process that is waited for, also to those that become children later. Ctrl-C reaches
+    them from the terminal by itself; a SIGINT without one (a container, a supervisor) is handed on as SIGTERM. Raises
     `OSError` when the command cannot be started.
     """
+    told = _Told()
+
+    def hand_on(number: int, _frame: FrameType | None) -> None:
+        told.tell(number)
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        if not _is_in_foreground():
+            told.tell(signal.SIGTERM)
+
     _adopt_orphans()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _hand_on)
-    signal.signal(signal.SIGINT, _keep_waiting)
+        signal.signal(number, hand_on)
+    signal.signal(signal.SIGINT, interrupt)
     # Children must not inherit what this process ignores or handles.
     defaults = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
     os.posix_spawnp(command[0], list(command), os.environ, setsigdef=defaults)
     exit_code = 0
     with suppress(ChildProcessError):  # no child is left
         while True:
-            _, status = os.wait()
+            told.repeat()
+            pid, status = os.wait()
+            told.pids.discard(pid)
             exit_code = exit_code or _exit_code(status)
     return exit_code
+
+
+def _is_in_foreground() -> bool:
+    """Whether a terminal sends Ctrl-C to this process and its children: they are its foreground process group."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:  # no controlling terminal
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def _adopt_orphans() -> None:
@@ -43,16 +93,6 @@ def _adopt_orphans() -> None:
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"cannot adopt the processes of the server: {os.strerror(number)}")
-
-
-def _hand_on(number: int, _frame: FrameType | None) -> None:
-    for pid in _children(os.getpid()):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-
-
-def _keep_waiting(_number: int, _frame: FrameType | None) -> None:
-    """The server got Ctrl-C too and is on its way down."""
 
 
 def _children(parent: int) -> list[int]:

@@ -56,14 +56,10 @@ def find_installation(container_root: Path = CONTAINER_ROOT) -> ServerInstallati
     )
 
 
-def find_container(remedy: str, container_root: Path = CONTAINER_ROOT) -> ServerInstallation:
-    """The container's server, for lanes that no other has the backends of. Raises `ServerError` with `remedy`."""
+def find_container(container_root: Path = CONTAINER_ROOT) -> ServerInstallation | None:
+    """The container's server, for lanes that no other has the backends of; None outside the container."""
     installation = ServerInstallation("container", container_root)
-    if not installation.binary.is_file():
-        raise ServerError(
-            f"{installation.binary} is missing: TensorRT-LLM is served by the vendor's container only. {remedy}"
-        )
-    return installation
+    return installation if installation.binary.is_file() else None
 
 
 def lay_out_backends(installation: ServerInstallation, layout_root: Path) -> None:

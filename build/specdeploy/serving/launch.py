@@ -23,6 +23,8 @@ from specdeploy.serving.installation import (
     find_installation,
     server_environment,
 )
+from specdeploy.serving.packed_repository import repository_problems
+from specdeploy.serving.place import place_problems
 from specdeploy.serving.runtime_versions import Installed, find_installed_versions, runtime_problems
 
 MODEL = "llm"
@@ -31,8 +33,6 @@ _EXIT_TIMEOUT_S = 10
 # Importing torch and reading weights happens while the server waits for the stub; its default is 30 s.
 _STUB_TIMEOUT_S = 300
 LAUNCH_SCRIPT = "launch.sh"
-SLURM_SCRIPT = "launch.slurm"
-DOCKER_SCRIPT = "docker-run.sh"
 SHM_PREFIX_VARIABLE = "SPECDEPLOY_SHM_PREFIX"
 _START_TIMEOUT_S = 300.0
 # Engines and snapshots of hundreds of gigabytes are read from disk before the server answers.
@@ -118,31 +118,32 @@ def plan_launch(
     `installation` and `installed` (versions of TensorRT-LLM and what it needs) are looked for where not given.
     """
     config = loaded.config
-    problems: list[str] = []
-    build_id = ""
     is_vendor_lane = config.lane is not Lane.TORCH
-    if is_vendor_lane and installation is None:  # without the container nothing else is worth checking
-        installation = find_container(_container_remedy(repo_root / config.name))
+    repository = repo_root / config.name
+    problems: list[str] = []
+    if is_vendor_lane:
+        installation = installation or find_container()
+        problems += place_problems(config, engines_root, repository, is_in_container=installation is not None)
+        if installation is None:
+            installed = None  # versions here are not those it will run with
+        elif installed is None:
+            installed = find_installed_versions(os.environ)
+    current: CurrentBuild | None = None
     try:
         current = load_current_build(engines_root, config.name)
-        build_id = current.build_id
         problems += _build_problems(current, loaded, engines_root)
         if is_vendor_lane:
-            problems += runtime_problems(engines_root, build_id, installed or find_installed_versions(os.environ))
+            problems += runtime_problems(engines_root, current.build_id, installed)
     except SpecDeployError as error:
         problems.append(
             f"{error}" if "make engines" in str(error) else f"{error}. Run: {make_command('engines', config.name)}"
         )
-    repository = repo_root / config.name
-    if not (repository / MODEL / "config.pbtxt").is_file():
-        problems.append(f"{repository}: holds no model repository. Run: {make_command('repo', config.name)}")
-    elif is_vendor_lane and not (repository / LAUNCH_SCRIPT).is_file():
-        problems.append(_no_launch_script(repository, config.name))
-    if problems:
+    problems += _repository_problems(loaded, repository, current)
+    if problems or current is None:
         raise ServerError("\n".join(dict.fromkeys(problems)))
     return LaunchPlan(
         deployment=config.name,
-        build_id=build_id,
+        build_id=current.build_id,
         config_digest=loaded.digest,
         serving=config.serving,
         model_repository=repository.resolve(),
@@ -162,32 +163,28 @@ def new_shm_prefix(deployment: str) -> str:
 def _build_problems(current: CurrentBuild, loaded: LoadedDeployment, engines_root: Path) -> list[str]:
     name = loaded.config.name
     if current.config_digest != loaded.digest:
-        return [
-            f"{loaded.path}: changed since {engines_root / name}.json was written. Run: {make_command('engines', name)}"
-        ]
+        then = "" if loaded.config.lane is Lane.TORCH else f", then: {make_command('repo', name)}"
+        changed = f"{loaded.path}: changed since {engines_root / name}.json was written"
+        return [f"{changed}. Run: {make_command('engines', name)}{then}"]
     if not (engines_root / current.build_id / "manifest.json").is_file():
         return [f"{engines_root / current.build_id}: the build is gone. Run: {make_command('engines', name)}"]
     return []
 
 
-def _container_remedy(repository: Path) -> str:
-    """How to get into the container: by the script of the repository, which needs docker."""
-    script = repository / DOCKER_SCRIPT
-    if not script.is_file():
-        return "Serve inside the container that carries the configured TensorRT-LLM"
-    command = f"bash {script} SOURCE_FOLDER"
-    if shutil.which("docker") is None:
-        return f"On a machine with docker (it is not installed here either) run: {command}"
-    return f"Run: {command}"
-
-
-def _no_launch_script(repository: Path, deployment: str) -> str:
-    if (repository / SLURM_SCRIPT).is_file():
-        return (
-            f"{repository}: spans several nodes, which one server command cannot start. "
-            f"Run: sbatch {repository / SLURM_SCRIPT} SOURCE_FOLDER {repository}"
-        )
-    return f"{repository}: has no {LAUNCH_SCRIPT}. Run: {make_command('repo', deployment)}"
+def _repository_problems(loaded: LoadedDeployment, repository: Path, current: CurrentBuild | None) -> list[str]:
+    """Is the repository there, as it was packed, and for this build?"""
+    name = loaded.config.name
+    if not (repository / MODEL / "config.pbtxt").is_file():
+        return [f"{repository}: holds no model repository. Run: {make_command('repo', name)}"]
+    try:
+        problems = [] if current is None else repository_problems(repository, current)
+    except SpecDeployError as error:
+        return [str(error)]
+    section = loaded.config.tensorrt_llm
+    needs_script = loaded.config.lane is not Lane.TORCH and section is not None and section.num_nodes == 1
+    if needs_script and not problems and not (repository / LAUNCH_SCRIPT).is_file():
+        problems.append(f"{repository}: has no {LAUNCH_SCRIPT}. Run: {make_command('repo', name)}")
+    return problems
 
 
 def make_command(target: str, deployment: str) -> str:

@@ -1,7 +1,8 @@
 """Was the build made with what is installed here? An engine runs only with the TensorRT-LLM, the TensorRT and the GPU
 architecture it was built with; found out before a server is started, from metadata, without importing anything.
 
-`python3 -m specdeploy.serving.runtime_versions DEPLOYMENT` is what launch.sh asks, inside the container.
+`python3 -m specdeploy.serving.runtime_versions DEPLOYMENT BUILD_ID [REPOSITORY]` is what launch.sh asks, inside the
+container: it also compares the repository with what was packed, and pinned weights with what was built.
 """
 
 import importlib.metadata
@@ -14,10 +15,13 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from specdeploy.contract import EngineManifest
+from specdeploy.checkpoint.pinned_sources import find_changed_sources
+from specdeploy.contract import EngineManifest, Lane
 from specdeploy.errors import ServerError, SpecDeployError
 from specdeploy.manifest import find_other_manifest, load_current_build, load_manifest
 from specdeploy.serving.installation import ENGINES_ROOT_VARIABLE
+from specdeploy.serving.packed_repository import repository_problems
+from specdeploy.serving.server_log import ERROR_MARK
 
 COMPARED = ("tensorrt_llm", "tensorrt", "cuda", "gpu_architecture")
 _GPU_QUERY = ("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
@@ -96,8 +100,11 @@ def version_table(rows: tuple[VersionRow, ...]) -> str:
     return "\n".join(f"  {line}".rstrip() for line in lines)
 
 
-def runtime_problems(engines_root: Path, build_id: str, installed: Installed) -> list[str]:
-    """Why the build must not be served here: manifest missing, edited, silent, or other versions (a table)."""
+def runtime_problems(engines_root: Path, build_id: str, installed: Installed | None) -> list[str]:
+    """Why the build must not be served here: manifest missing, edited, silent, or other versions (a table).
+
+    `installed` None: this is not where it will be served, so versions are not compared.
+    """
     try:
         manifest = load_manifest(engines_root, build_id)
         edited = find_other_manifest(engines_root, build_id)
@@ -105,10 +112,10 @@ def runtime_problems(engines_root: Path, build_id: str, installed: Installed) ->
         return [str(error)]
     folder = engines_root / build_id
     problems = [f"{folder / 'manifest.json'}: {text}. Remove {folder} and build again" for text in edited]
-    rows = compare_versions(manifest, installed)
+    rows = compare_versions(manifest, installed or {})
     if rows[0].recorded is None:
         problems.append(f"{folder / 'manifest.json'}: versions: names no tensorrt_llm. Remove {folder} and build again")
-    if any(row.differs for row in rows):
+    if installed is not None and any(row.differs for row in rows):
         problems.append(
             f"{folder}: was built with other versions than those installed here:\n{version_table(rows)}\n"
             "Serve it in the container it was built in (docker-run.sh beside the models), or build it again here"
@@ -116,27 +123,66 @@ def runtime_problems(engines_root: Path, build_id: str, installed: Installed) ->
     return problems
 
 
-def check_deployment(engines_root: Path, deployment: str, installed: Installed) -> None:
-    """Raise `ServerError` with every reason why what `deployment` serves now must not be served here."""
-    build_id = load_current_build(engines_root, deployment).build_id
-    if problems := runtime_problems(engines_root, build_id, installed):
+def check_deployment(
+    engines_root: Path,
+    deployment: str,
+    installed: Installed,
+    *,
+    build_id: str | None = None,
+    repository: Path | None = None,
+) -> None:
+    """Raise `ServerError` with every reason why what `deployment` serves now must not be served here.
+
+    `build_id`: the build that a repository was packed for, which must be the one that is served now. `repository`: its
+    folder, compared with what was packed. Lane trtllm_llmapi: the weights it pins are compared too, and read whole
+    where no digest is remembered.
+    """
+    current = load_current_build(engines_root, deployment)
+    problems = []
+    if build_id is not None and build_id != current.build_id:
+        problems.append(
+            f"{deployment}: this repository was packed for build {build_id}, and {current.build_id} is served now. "
+            f"Run: make repo DEPLOYMENT={deployment}"
+        )
+    elif repository is not None:
+        problems += repository_problems(repository, current)
+    problems += runtime_problems(engines_root, current.build_id, installed)
+    if not problems and current.config.lane is Lane.TRTLLM_LLMAPI:  # may read hundreds of GB: last
+        problems += find_changed_sources(engines_root / current.build_id, engines_root)
+    if problems:
         raise ServerError("\n".join(problems))
 
 
 def main(arguments: list[str], environment: Mapping[str, str]) -> int:
-    """Entry of the module: 0 = may be served, 1 = no (the reason goes to standard error), 64 = wrong usage."""
+    """Entry of the module: 0 = may be served, 1 = no (the reason goes to standard error), 64 = wrong usage.
+
+    Every line of the reason is marked, so that whoever reads the server's log finds all of it.
+    """
     root = environment.get(ENGINES_ROOT_VARIABLE)
-    if len(arguments) != 1 or not root:
-        sys.stderr.write(
-            f"usage: {ENGINES_ROOT_VARIABLE}=FOLDER python3 -m specdeploy.serving.runtime_versions DEPLOYMENT\n"
+    if len(arguments) not in (2, 3) or not root:
+        _tell(
+            f"usage: {ENGINES_ROOT_VARIABLE}=FOLDER python3 -m specdeploy.serving.runtime_versions DEPLOYMENT BUILD_ID "
+            "[REPOSITORY]. Asked by a launch.sh that was packed with another version of specdeploy, run make repo again"
         )
         return 64
+    deployment, build_id, *repository = arguments
     try:
-        check_deployment(Path(root), arguments[0], find_installed_versions(environment))
+        check_deployment(
+            Path(root),
+            deployment,
+            find_installed_versions(environment),
+            build_id=build_id,
+            repository=Path(repository[0]) if repository else None,
+        )
     except SpecDeployError as error:
-        sys.stderr.write(f"{error}\n")
+        _tell(str(error))
         return 1
     return 0
+
+
+def _tell(text: str) -> None:
+    for line in text.splitlines():
+        sys.stderr.write(f"{ERROR_MARK}{line}\n")
 
 
 def _gpu_architecture(run: Callable[[tuple[str, ...]], str]) -> str | None:

@@ -3,7 +3,8 @@
 Up to 1.2.1 a class of `speculative_config` does not know its own `decoding_type`: a dictionary that names it must go
 through the table lookup `DecodingBaseConfig.from_dict`, as trtllm-serve does before it makes an LLM
 (tensorrt_llm/llmapi/llm_args.py, update_llm_args_with_extra_dict, stored blob 1090804222 of late 2025). From 1.3 on the
-dictionary itself is accepted: `decoding_type` chooses the class.
+dictionary itself is accepted: `decoding_type` chooses the class. The other nested sections this project writes
+(`kv_cache_config`) are taken as dictionaries by every version.
 """
 
 from collections.abc import Mapping

@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from specdeploy.errors import BuildError
 from specdeploy.trtllm.fact_files import LLM_ARGS_FILE, SPECULATIVE_FILE, load_facts
+from specdeploy.trtllm.probe_record import PROBE_COMMAND
 
 JULY_MAIN = "1.3.0rc (July-Aug 2026 main)"
 LLM_ARGS_GROUPS = ("base", "torch", "kv_cache_config", "cuda_graph_config")
@@ -65,10 +66,10 @@ def speculative_column(version: Version) -> Column:
     """Where to read `speculative_config` of `version`. Raises `BuildError` where nothing near it was read: older than
     1.0.0, between 1.2.1 and 1.3.0rc27, later than 1.4.0rc4. There only a probe of the package helps."""
     _refuse_unread(version)
-    if str(version) in _READ_EXACTLY:
-        return _exact(str(version))
-    if version == Version("1.2.1"):
-        return Column("1.2.1", is_exact=False, note=_NOTE_121, sources=("1.2.1",))
+    if (exact := next((name for name in _READ_EXACTLY if Version(name) == version), None)) is not None:
+        return _exact(exact)
+    if is_121(version):
+        return Column("1.2.1", is_exact=False, note=_with_unread(_NOTE_121, version), sources=("1.2.1",))
     if version < Version("1.2.0rc0"):
         return _between("1.1.0" if version.release[:2] == (1, 1) else str(version), version, "1.0.0", "1.2.0rc")
     if version < Version("1.2.0"):
@@ -85,16 +86,35 @@ _NOTE_121 = "only part of 1.2.1 was seen, in a transcript; how its methods are s
 _NOTE_120RC = "read from main of late 2025; which candidate of 1.2.0 that was is not known"
 
 
-def _refuse_unread(version: Version) -> None:
-    remedy = "Use 1.0.0 to 1.2.1 or 1.3.0rc27 to 1.4.0rc4, or probe the installed package"
+def is_121(version: Version) -> bool:
+    """Whether `version` is 1.2.1 or a later build of it, such as 1.2.1.post1 and 1.2.1.2511."""
+    return version.release[:3] == (1, 2, 1) and not version.is_prerelease
+
+
+def _with_unread(note: str, version: Version) -> str:
+    return note if version == Version("1.2.1") else f"{version} was not read, it is taken for 1.2.1: {note}"
+
+
+def unread_reason(version: Version) -> str | None:
+    """Why nothing that was read says what `version` has, None where something does."""
     if version < Version("1.0.0"):
-        reason = "is older than 1.0.0, the first whose LLM arguments are used"
-        raise BuildError(f"TensorRT-LLM {version} {reason}. {remedy}")
+        return "is older than 1.0.0, the first whose LLM arguments are used"
     if version.release[:3] > (1, 2, 1) and version < Version("1.3.0rc27"):
-        reason = "which state of main it was cut from is not known"
-        raise BuildError(f"TensorRT-LLM {version}: its LLM arguments were not read, and {reason}. {remedy}")
+        return "was not read, and which state of main it was cut from is not known"
     if version > Version("1.4.0rc4"):
-        raise BuildError(f"TensorRT-LLM {version} is later than 1.4.0rc4, the last that was read. {remedy}")
+        return "is later than 1.4.0rc4, the last that was read"
+    return None
+
+
+UNREAD_REMEDY = (
+    "Use 1.0.0 to 1.2.1 or 1.3.0rc27 to 1.4.0rc4, or probe the installed package with"
+    f" `{PROBE_COMMAND}` where it is installed"
+)
+
+
+def _refuse_unread(version: Version) -> None:
+    if (reason := unread_reason(version)) is not None:
+        raise BuildError(f"tensorrt_llm.version: {version} {reason}. {UNREAD_REMEDY}")
 
 
 # A class that the page of a candidate did not show is read where it was shown last.
@@ -151,9 +171,9 @@ def llm_args_column(version: Version) -> Column:
         return _between("1.1.0" if version.release[:2] == (1, 1) else str(version), version, "1.0.0", "1.2.0rc")
     if version < Version("1.2.0"):
         return Column("1.2.0rc", is_exact=False, note=_NOTE_120RC, sources=("1.2.0rc",))
-    if version == Version("1.2.1"):
+    if is_121(version):
         note = "groups of 1.2.1 that were not seen: only fields that the versions before and after it have"
-        return Column("1.2.1", is_exact=False, note=note, sources=("1.2.1",))
+        return Column("1.2.1", is_exact=False, note=_with_unread(note, version), sources=("1.2.1",))
     if version < Version("1.2.1"):
         return _between(str(version), version, "1.2.0rc", "1.2.1")
     note = f"read from main of July-August 2026, not from {version} itself"

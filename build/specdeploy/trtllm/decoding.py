@@ -1,6 +1,6 @@
 """`speculative_config`: how a drafting method is spelled in a version, and the fields its class accepts there."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from types import MappingProxyType
 
 from packaging.version import InvalidVersion, Version
@@ -36,19 +36,21 @@ _CANDIDATES_KEY = {Method.EAGLE3: "EAGLE-3", Method.DRAFT_MODEL: "draft/target"}
 _UNKNOWN_TYPE = "unknown"
 
 
-def check_probe(version: Version, probe: ProbeRecord | None) -> None:
-    """Raises `BuildError` when `probe` is of another version than `version`: its answers say nothing here."""
+def probe_mismatch(version: Version, probe: ProbeRecord | None) -> str | None:
+    """Why `probe` says nothing about `version`, None where it does or there is none."""
     if probe is None:
-        return
+        return None
     try:
         is_same = Version(probe.version) == version
     except InvalidVersion:
         is_same = False
-    if not is_same:
-        raise BuildError(
-            f"the probe record is of TensorRT-LLM {probe.version}, the deployment names {version}."
-            f" Run `{PROBE_COMMAND}` where {version} is installed"
-        )
+    return None if is_same else f"the probe record is of TensorRT-LLM {probe.version}, the deployment names {version}"
+
+
+def check_probe(version: Version, probe: ProbeRecord | None) -> None:
+    """Raises `BuildError` when `probe` is of another version than `version`: its answers say nothing here."""
+    if (reason := probe_mismatch(version, probe)) is not None:
+        raise BuildError(f"tensorrt_llm.version: {reason}. Run `{PROBE_COMMAND}` where {version} is installed")
 
 
 def spelling(method: Method, version: Version, probe: ProbeRecord | None) -> str:
@@ -114,11 +116,29 @@ def class_fields(decoding_type: str, version: Version, probe: ProbeRecord | None
 
 def _read_fields(decoding_type: str, column: Column) -> Mapping[str, Field] | None:
     types, served = speculative_types(column), pytorch_types(column)
+    return next((types[name] for name in _read_names(decoding_type, column) if name in served), None)
+
+
+def _read_names(decoding_type: str, column: Column) -> list[str]:
+    """Names under which the class of `decoding_type` may have been read: its own, then those it shares it with."""
     names = [decoding_type, *decoding_type.removeprefix(UNRESOLVED).split("|")]
     for method in SPELLINGS:
         if decoding_type in (candidates := _unresolved_candidates(method, column)):
             names += candidates
-    return next((types[name] for name in names if name in served), None)
+    return names
+
+
+def read_name(decoding_type: str, column: Column) -> str:
+    """The name under which the class of `decoding_type` was read for `column`; itself where it was not."""
+    served = pytorch_types(column)
+    return next((name for name in _read_names(decoding_type, column) if name in served), decoding_type)
+
+
+def mtp_depth_key(version: Version, names: Container[str]) -> str:
+    """The field that sets the depth of MTP. From 1.3.0rc27 on it is max_draft_len, and the old name, where a package
+    still lists it, is only moved over with a warning; before, the old name sets it and overwrites the other."""
+    is_old = version < Version("1.3.0rc27") and "num_nextn_predict_layers" in names
+    return "num_nextn_predict_layers" if is_old else "max_draft_len"
 
 
 def unresolved_reason(decoding_type: str, version: Version, probe: ProbeRecord | None) -> str | None:

@@ -24,7 +24,9 @@ class ScheduleMeaning(StrEnum):
 
 # Who reads the schedule. "From key on": the drafter object, which only draft models and n-grams have (TensorRT-LLM pull
 # request 8194); one-model EAGLE-3 drafts inside the target's step and learnt to read it together with the other meaning
-# (pull request 10860). "Up to key": docs/source/features/feature-combination-matrix.md@01edceae and
+# (pull request 10860). The fact sheet (combinations.dynamic_draft_len, "earlier") names one-model EAGLE-3 alone for the
+# versions before: it disagrees, and the two pull requests win, because a schedule that nobody reads would be believed
+# where leaving it out is noted. "Up to key": docs/source/features/feature-combination-matrix.md@01edceae and
 # tensorrt_llm/_torch/speculative/interface.py@00b6d5a2.
 SCHEDULED_METHODS: Mapping[ScheduleMeaning, frozenset[Method]] = {
     ScheduleMeaning.FROM_KEY: frozenset({Method.DRAFT_MODEL, Method.NGRAM}),

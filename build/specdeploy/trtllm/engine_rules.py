@@ -31,7 +31,9 @@ def _refuse_unknown_version(facts: DeploymentFacts) -> Violation | None:
     if facts.version >= FIRST_KNOWN:
         return None
     reason = f"{facts.version} is older than {FIRST_KNOWN}: its flags and fields are not known here"
-    remedy = f"Use {LAST_WITH_ENGINE_FLOW}, or any version from {FIRST_KNOWN} on."
+    remedy = f"Use a version from {FIRST_KNOWN} to {LAST_WITH_ENGINE_FLOW}, the last one with the engine flow."
+    if not facts.is_engine:
+        remedy = f"Use {LAST_WITH_ENGINE_FLOW}, or any version from {FIRST_KNOWN} on."
     return facts.violation("tensorrt_llm.version", reason, remedy)
 
 
@@ -62,25 +64,23 @@ def _refuse_constrained_drafts(facts: DeploymentFacts) -> Violation | None:
         return None
     reason = f"{constrained}: guided decoding with speculation is verified nowhere in the engine flow, and drafting "
     reason += "restarts the grammar at every round"
-    remedy = "Write off. With guided_decoding_backend: xgrammar such requests are served without drafts."
+    remedy = f"Write off. In lane {Lane.TRTLLM_LLMAPI} such requests are served, without drafts."
     return facts.violation("speculation.constrained", reason, remedy)
 
 
-def _refuse_llguidance(facts: DeploymentFacts) -> Violation | None:
-    if not facts.is_engine or facts.section.guided_decoding_backend != "llguidance":
-        return None
-    reason = "llguidance is not in the engine flow, which knows only xgrammar"
-    remedy = f"Write xgrammar, or use lane {Lane.TRTLLM_LLMAPI}."
-    return facts.violation("tensorrt_llm.guided_decoding_backend", reason, remedy)
+def _refuse_guides(facts: DeploymentFacts) -> Violation | None:
+    """Any backend of guided decoding.
 
-
-def _refuse_guides_of_lookahead(facts: DeploymentFacts) -> Violation | None:
-    """Its engine has no plain one beside it, and no page says that a guide holds in it, not even at (1, 1, 0)."""
+    The C++ backend constrains outputs with xgrammar alone, from a file that holds the tokenizer's vocabulary in
+    xgrammar's form (`xgrammar_tokenizer_info_path`). Upstream makes it with a script of the examples that was not
+    read, so no builder here writes it: such a build would take hours and could never be packed. Packager and adapter
+    handle a build that has the file; this rule goes when a builder writes it.
+    """
     backend = facts.section.guided_decoding_backend
-    if facts.method is not Method.LOOKAHEAD or backend is None:
+    if not facts.is_engine or backend is None:
         return None
-    reason = f"{backend} with method lookahead: guided decoding on its engine is not known to hold"
-    remedy = "Remove the key: guided requests are then refused. Or use method draft_model."
+    reason = f"{backend}: no build of lane {facts.lane} writes what its backend needs to constrain outputs"
+    remedy = f"Use lane {Lane.TRTLLM_LLMAPI}, or remove the key: guided requests are then refused."
     return facts.violation("tensorrt_llm.guided_decoding_backend", reason, remedy)
 
 
@@ -177,8 +177,7 @@ ENGINE_RULES: tuple[Refusal, ...] = (
     Refusal("method-not-in-lane", _refuse_foreign_method, "Medusa, lookahead, ReDrafter"),
     Refusal("engine-pipeline", _refuse_pipeline, "speculation + pipeline parallel > 1"),
     Refusal("engine-constrained", _refuse_constrained_drafts, "speculation + guided decoding"),
-    Refusal("engine-llguidance", _refuse_llguidance),
-    Refusal("lookahead-guides", _refuse_guides_of_lookahead, "speculation + guided decoding"),
+    Refusal("engine-guides", _refuse_guides, "speculation + guided decoding"),
     Refusal("engine-kv-reuse", _refuse_no_reuse),
     Refusal("engine-partial-draft-len", _refuse_partial_draft_len),
     Refusal("default-tree-depth", _refuse_default_tree),

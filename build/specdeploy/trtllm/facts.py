@@ -9,6 +9,7 @@ triton_facts  -> tensors and parameters of the stock Triton models
 from specdeploy.trtllm.columns import (
     JULY_MAIN,
     LLM_ARGS_GROUPS,
+    UNREAD_REMEDY,
     Column,
     Field,
     llm_args_column,
@@ -17,6 +18,7 @@ from specdeploy.trtllm.columns import (
     speculative_column,
     speculative_types,
     type_sources,
+    unread_reason,
 )
 from specdeploy.trtllm.fact_files import (
     BUILD_FLAGS_FILE,
@@ -42,6 +44,7 @@ __all__ = [
     "LLM_ARGS_GROUPS",
     "SPECULATIVE_FILE",
     "TRITON_FILE",
+    "UNREAD_REMEDY",
     "Column",
     "ConvertScript",
     "Field",
@@ -60,4 +63,5 @@ __all__ = [
     "speculative_types",
     "triton_model",
     "type_sources",
+    "unread_reason",
 ]

@@ -1,7 +1,7 @@
 """Arguments of the LLM API for one deployment, one version and one instance, with nothing in them that was guessed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import yaml
 from packaging.version import Version
@@ -9,28 +9,24 @@ from packaging.version import Version
 from specdeploy.config.schema import DeploymentConfig, PlainInstance, TensorRtLlmConfig
 from specdeploy.contract import EngineModel, Method
 from specdeploy.errors import BuildError
+from specdeploy.trtllm.argument_draft import ArgumentDraft
 from specdeploy.trtllm.decoding import (
     UNRESOLVED,
     argument_fields,
     check_probe,
     class_fields,
     group_fields,
+    mtp_depth_key,
+    read_name,
     spelling,
     unresolved_reason,
 )
-from specdeploy.trtllm.draft_len_schedule import (
-    SCHEDULED_METHODS,
-    LoadStep,
-    drafts_inside_target,
-    load_steps,
-    obeys_max_concurrency,
-    render_schedule,
-    schedule_meaning,
-    single_cut,
-)
-from specdeploy.trtllm.facts import Field, llm_args_column, speculative_column
+from specdeploy.trtllm.facts import Field, llm_args_column, speculative_column, type_sources
 from specdeploy.trtllm.llm_args_check import validate_llm_args
+from specdeploy.trtllm.llm_args_combinations import guides_exclude_drafting, needs_plain_scheduler
+from specdeploy.trtllm.load_limits import put_load_limits
 from specdeploy.trtllm.probe_record import ProbeRecord
+from specdeploy.trtllm.sampling_arguments import put_drafting_sampling, put_plain_sampling
 
 __all__ = ["UNRESOLVED", "RenderedArgs", "render_llm_args", "render_yaml", "validate_llm_args"]
 
@@ -41,29 +37,13 @@ _DRAFT_KEYS = ("speculative_model_dir", "speculative_model")
 @dataclass(frozen=True, slots=True)
 class RenderedArgs:
     """`arguments` of `LLM(**arguments)` as JSON-like values. `unresolved`: what only a probe can settle, one sentence
-    each (the value then starts with `UNRESOLVED`); `notes`: what was left out or decided, and why."""
+    each (the value then starts with `UNRESOLVED`); `notes`: what was left out or decided, and why; `known_from`: where
+    the names were read, a few words each."""
 
     arguments: dict[str, object]
     unresolved: tuple[str, ...]
     notes: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _Draft:
-    """Arguments while they are collected: a key that the version does not have is left out and noted."""
-
-    version: Version
-    arguments: dict[str, object] = field(default_factory=dict)
-    unresolved: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def put(
-        self, into: dict[str, object], key: str, value: object, names: Mapping[str, Field] | None, where: str
-    ) -> None:
-        if names is not None and key in names:
-            into[key] = value
-        else:
-            self.notes.append(f"{where}{key} is left out: TensorRT-LLM {self.version} is not known to have it")
+    known_from: tuple[str, ...]
 
 
 def render_llm_args(
@@ -89,23 +69,28 @@ def render_llm_args(
             "the LLM API loads the draft inside the target's instance: there are no arguments for it alone"
         )
     check_probe(version, probe)
-    draft = _Draft(version)
+    draft = ArgumentDraft(version)
     names = argument_fields(version, probe)
     for key, value in _top_level(config, settings, target_path).items():
-        draft.put(draft.arguments, key, value, names, "")
-    draft.put(draft.arguments, "kv_cache_config", {}, names, "")
-    if "kv_cache_config" in draft.arguments:
-        draft.arguments["kv_cache_config"] = _kv_cache(draft, settings, probe, kv_tokens)
+        draft.require(draft.arguments, key, value, names, "")
+    if settings.trust_remote_code:
+        draft.put(draft.arguments, "trust_remote_code", True, names, "")
+    kv_cache = _kv_cache(draft, settings, probe, kv_tokens)
+    draft.require(draft.arguments, "kv_cache_config", kv_cache, names, "")
     _put_guided_decoding(draft, settings, names, model)
     if model is EngineModel.TARGET:
         _put_speculation(draft, config, settings, probe, draft_path)
-        if _needs_plain_scheduler(config.speculation.method, version):
-            draft.put(draft.arguments, "disable_overlap_scheduler", True, names, "")
-    _note_sources(draft, probe)
-    return RenderedArgs(draft.arguments, tuple(draft.unresolved), tuple(draft.notes))
+        if needs_plain_scheduler(config.speculation.method, version):
+            draft.require(draft.arguments, "disable_overlap_scheduler", True, names, "")
+    else:
+        put_plain_sampling(draft, names)
+    draft.raise_if_missing()
+    known_from = _note_sources(draft, probe)
+    return RenderedArgs(draft.arguments, tuple(draft.unresolved), tuple(draft.notes), known_from)
 
 
 def _top_level(config: DeploymentConfig, settings: TensorRtLlmConfig, target_path: str) -> dict[str, object]:
+    """Limits and GPUs: with a default in place of one of them another deployment would be served, or none."""
     arguments: dict[str, object] = {
         "model": target_path,
         "dtype": config.dtype.value,
@@ -123,36 +108,30 @@ def _top_level(config: DeploymentConfig, settings: TensorRtLlmConfig, target_pat
     if config.serving.max_seq_len > settings.max_num_tokens:
         # Without it no step has room for the longest prompt that the server admits.
         arguments["enable_chunked_prefill"] = True
-    if settings.trust_remote_code:
-        arguments["trust_remote_code"] = True
     return arguments
 
 
 def _kv_cache(
-    draft: _Draft, settings: TensorRtLlmConfig, probe: ProbeRecord | None, kv_tokens: int | None
+    draft: ArgumentDraft, settings: TensorRtLlmConfig, probe: ProbeRecord | None, kv_tokens: int | None
 ) -> dict[str, object]:
+    """All but block reuse is part of the memory as it was counted."""
     names = group_fields("kv_cache_config", draft.version, probe)
-    values: dict[str, object] = {
-        "free_gpu_memory_fraction": settings.kv_cache_fraction,
-        "enable_block_reuse": settings.kv_cache_reuse,
-    }
-    if kv_tokens is not None:
-        values["max_tokens"] = kv_tokens
-    if settings.kv_cache_dtype != "auto":
-        values["dtype"] = settings.kv_cache_dtype
     rendered: dict[str, object] = {}
-    for key, value in values.items():
-        draft.put(rendered, key, value, names, "kv_cache_config.")
+    draft.require(rendered, "free_gpu_memory_fraction", settings.kv_cache_fraction, names, "kv_cache_config.")
+    draft.put(rendered, "enable_block_reuse", settings.kv_cache_reuse, names, "kv_cache_config.")
+    if kv_tokens is not None:
+        draft.require(rendered, "max_tokens", kv_tokens, names, "kv_cache_config.")
+    if settings.kv_cache_dtype != "auto":
+        draft.require(rendered, "dtype", settings.kv_cache_dtype, names, "kv_cache_config.")
     return rendered
 
 
 def _put_guided_decoding(
-    draft: _Draft, settings: TensorRtLlmConfig, names: Mapping[str, Field], model: EngineModel
+    draft: ArgumentDraft, settings: TensorRtLlmConfig, names: Mapping[str, Field], model: EngineModel
 ) -> None:
     if settings.guided_decoding_backend is None:
         return
-    if model is EngineModel.TARGET and draft.version.release[:2] <= (1, 0):
-        # TensorRT-LLM docs/source/release-notes.md@001eaece: the two go together from 1.1 on.
+    if model is EngineModel.TARGET and guides_exclude_drafting(draft.version):
         draft.notes.append(
             f"guided_decoding_backend is left out where drafting is on: TensorRT-LLM {draft.version} refuses both"
         )
@@ -160,16 +139,8 @@ def _put_guided_decoding(
     draft.put(draft.arguments, "guided_decoding_backend", settings.guided_decoding_backend, names, "")
 
 
-def _needs_plain_scheduler(method: Method, version: Version) -> bool:
-    """Whether the overlap scheduler must be off: never with NGram; with a draft model known to work from 1.3.0rc27 on.
-
-    TensorRT-LLM docs/source/features/feature-combination-matrix.md@01edceae; samples up to 1.2.1 switch it off.
-    """
-    return method is Method.NGRAM or (method is Method.DRAFT_MODEL and version < Version("1.3.0rc27"))
-
-
 def _put_speculation(
-    draft: _Draft,
+    draft: ArgumentDraft,
     config: DeploymentConfig,
     settings: TensorRtLlmConfig,
     probe: ProbeRecord | None,
@@ -186,23 +157,25 @@ def _put_speculation(
     if decoding_type.startswith(UNRESOLVED) and (reason := unresolved_reason(decoding_type, draft.version, probe)):
         draft.unresolved.append(f"speculative_config.decoding_type: {reason}")
     rendered: dict[str, object] = {"decoding_type": decoding_type}
-    for key, value in _method_fields(config, names, draft_path).items():
-        draft.put(rendered, key, value, names, "speculative_config.")
+    for key, value in _method_fields(config, draft.version, names, draft_path).items():
+        draft.require(rendered, key, value, names, "speculative_config.")
     if method is Method.NGRAM and config.speculation.ngram.min_matching_ngram_size > 1:
         draft.notes.append(
             "speculation.ngram.min_matching_ngram_size has no counterpart in the LLM API: it drafts from 1 on"
         )
-    _put_load_limits(draft, rendered, config, settings, names)
-    draft.put(draft.arguments, "speculative_config", rendered, argument_fields(draft.version, probe), "")
+    put_load_limits(draft, rendered, config, settings, names)
+    has_plain = settings.plain_instance is PlainInstance.BESIDE
+    put_drafting_sampling(draft, rendered, method, names, has_plain=has_plain)
+    draft.require(draft.arguments, "speculative_config", rendered, argument_fields(draft.version, probe), "")
 
 
-def _method_fields(config: DeploymentConfig, names: Mapping[str, Field], draft_path: str | None) -> dict[str, object]:
+def _method_fields(
+    config: DeploymentConfig, version: Version, names: Mapping[str, Field], draft_path: str | None
+) -> dict[str, object]:
     """What the method itself needs. `max_draft_len` and the n-gram size are always written: their defaults differ."""
     speculation = config.speculation
     if speculation.method is Method.MTP:
-        # From mid 2026 on the depth is max_draft_len and the old name is only moved over; before, the old name sets it.
-        depth = "num_nextn_predict_layers" if "num_nextn_predict_layers" in names else "max_draft_len"
-        return {depth: speculation.max_draft_len}
+        return {mtp_depth_key(version, names): speculation.max_draft_len}
     if speculation.method is Method.NGRAM:
         fields: dict[str, object] = {
             "max_draft_len": speculation.max_draft_len,
@@ -218,67 +191,29 @@ def _method_fields(config: DeploymentConfig, names: Mapping[str, Field], draft_p
     return {"max_draft_len": speculation.max_draft_len, key: draft_path}
 
 
-def _put_load_limits(
-    draft: _Draft,
-    rendered: dict[str, object],
-    config: DeploymentConfig,
-    settings: TensorRtLlmConfig,
-    names: Mapping[str, Field],
-) -> None:
-    """`draft_len_schedule` or `max_concurrency` from `draft_len_by_in_flight`, where no router switches by load."""
-    speculation = config.speculation
-    steps = load_steps(speculation.draft_len_by_in_flight, speculation.max_draft_len, config.serving.max_rows)
-    if settings.plain_instance is PlainInstance.BESIDE:
-        if any(0 < step.draft_len < speculation.max_draft_len for step in steps):
-            draft.notes.append(
-                "the router switches drafting on or off by load; a K in between is served as max_draft_len"
-            )
-        return
-    if any(segment.draft_len_by_in_flight or not segment.speculate for segment in config.traffic.segments):
-        draft.notes.append("K by segment is not kept: one instance drafts alike for all requests of a step")
-    if [step.draft_len for step in steps] == [speculation.max_draft_len]:
-        return
-    limits = _load_limits(steps, speculation.method, speculation.max_draft_len, draft.version, names)
-    rendered.update(limits)
-    if limits and steps[-1].draft_len == 0 and drafts_inside_target(speculation.method, draft.version):
-        draft.notes.append(
-            f"from {steps[-1].first} requests on the plan drafts nothing; TensorRT-LLM {draft.version} either drafts"
-            " one token there, or accepts fewer drafts afterwards for requests in flight (its pull request 16888)"
-        )
-    if not limits:
-        draft.notes.append(
-            f"speculation.draft_len_by_in_flight is not kept: TensorRT-LLM {draft.version} cannot vary the draft length"
-            f" of {speculation.method} this way, it drafts {speculation.max_draft_len} tokens at every load"
-        )
-
-
-def _load_limits(
-    steps: tuple[LoadStep, ...], method: Method, max_draft_len: int, version: Version, names: Mapping[str, Field]
-) -> dict[str, object]:
-    meaning = schedule_meaning(version)
-    if "draft_len_schedule" in names and meaning is not None and method in SCHEDULED_METHODS[meaning]:
-        schedule = render_schedule(steps, meaning, max_draft_len)
-        if schedule is not None:
-            return {"draft_len_schedule": schedule}
-    cut = single_cut(steps, max_draft_len)
-    if "max_concurrency" in names and cut is not None and obeys_max_concurrency(method, version):
-        return {"max_concurrency": cut}
-    return {}
-
-
-def _note_sources(draft: _Draft, probe: ProbeRecord | None) -> None:
-    """Where the names come from, when not from the source of exactly this version."""
+def _note_sources(draft: ArgumentDraft, probe: ProbeRecord | None) -> tuple[str, ...]:
+    """Note where the names come from, when not from the source of exactly this version; returns it in a few words."""
     if probe is not None:
         draft.notes.append(
             f"names are those that TensorRT-LLM {probe.version} accepted when it was probed: {probe.how}"
         )
-        return
-    for what, column in (
-        ("LLM arguments", llm_args_column(draft.version)),
-        ("speculative_config", speculative_column(draft.version)),
-    ):
+        return (f"the probe of the installed {probe.version}",)
+    arguments = llm_args_column(draft.version)
+    if arguments.note:
+        draft.notes.append(f"LLM arguments: {arguments.note}")
+    known_from = [f"the LLM arguments of {' and '.join(arguments.sources)}"]
+    speculative = draft.arguments.get("speculative_config")
+    if isinstance(speculative, Mapping):
+        column = speculative_column(draft.version)
         if column.note:
-            draft.notes.append(f"{what}: {column.note}")
+            draft.notes.append(f"speculative_config: {column.note}")
+        name = read_name(str(speculative["decoding_type"]), column)
+        keys = type_sources(column, name)
+        if set(keys) != set(column.sources):
+            read = " and ".join(keys)
+            draft.notes.append(f"speculative_config: class {name} was read in {read}, not in {draft.version}")
+        known_from.append(f"class {name} of {' and '.join(keys)}")
+    return tuple(known_from)
 
 
 def render_yaml(rendered: RenderedArgs, header: str) -> str:

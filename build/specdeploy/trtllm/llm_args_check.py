@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from packaging.version import Version
 
 from specdeploy.config.schema import DeploymentConfig
-from specdeploy.contract import Method
+from specdeploy.contract import EngineModel, Method
 from specdeploy.errors import BuildError
 from specdeploy.trtllm.decoding import (
     UNRESOLVED,
@@ -15,6 +15,7 @@ from specdeploy.trtllm.decoding import (
     class_fields,
     group_fields,
     method_of,
+    mtp_depth_key,
     unresolved_reason,
 )
 from specdeploy.trtllm.draft_len_schedule import (
@@ -27,11 +28,12 @@ from specdeploy.trtllm.draft_len_schedule import (
     schedule_problems,
 )
 from specdeploy.trtllm.facts import Field
+from specdeploy.trtllm.llm_args_combinations import combination_problems
 from specdeploy.trtllm.probe_record import ProbeRecord
 
 _DRAFT_KEYS = frozenset({"speculative_model_dir", "speculative_model"})
-# The overlap scheduler never goes with these: TensorRT-LLM docs/source/features/feature-combination-matrix.md@01edceae.
-_WITHOUT_OVERLAP = frozenset({"NGram", "UserProvided", "User_Provided"})
+# Without these a package falls back to limits of its own.
+_LIMIT_KEYS = ("model", "max_batch_size", "max_num_tokens", "max_seq_len", "kv_cache_config")
 _PYTHON_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "str": str,
     "path": str,
@@ -49,12 +51,14 @@ def validate_llm_args(
     version: Version,
     probe: ProbeRecord | None,
     config: DeploymentConfig | None = None,
+    model: EngineModel | None = None,
 ) -> list[str]:
     """What `version` would refuse in `arguments`, or would not do as it should: unknown keys, values of a wrong type or
-    out of bounds, required keys missing, a spelling it does not have, a schedule in the other meaning.
+    out of bounds, keys that are missing or forbid each other, a spelling it does not have, a schedule in the other
+    meaning.
 
     With `config` a schedule is also compared with the plan, batch size by batch size: one written for the other meaning
-    may be well formed.
+    may be well formed. `model` the instance they are for: without drafting, arguments of TARGET are incomplete.
     """
     try:
         check_probe(version, probe)
@@ -62,15 +66,45 @@ def validate_llm_args(
     except BuildError as error:
         return [str(error)]
     problems = list(_key_problems("", arguments, names, version))
+    problems += _missing_problems(arguments, config, model)
     for group in ("kv_cache_config", "cuda_graph_config"):
         section = arguments.get(group)
         if isinstance(section, Mapping) and (fields := group_fields(group, version, probe)) is not None:
             problems += _key_problems(f"{group}.", section, fields, version)
     speculative = arguments.get("speculative_config")
+    decoding_type = ""
     if isinstance(speculative, Mapping):
-        problems += _speculative_problems(arguments, speculative, version, probe)
+        decoding_type = str(speculative.get("decoding_type", ""))
+        problems += _speculative_problems(speculative, version, probe)
         problems += _plan_problems(speculative, version, config)
+    problems += combination_problems(arguments, version, decoding_type, method_of(_first_spelling(decoding_type)))
     return problems
+
+
+def _first_spelling(decoding_type: str) -> str:
+    return decoding_type.removeprefix(UNRESOLVED).split("|")[0]
+
+
+def _missing_problems(
+    arguments: Mapping[str, object], config: DeploymentConfig | None, model: EngineModel | None
+) -> Iterator[str]:
+    """Keys that no deployment can do without, and those that this one cannot."""
+    needed = list(_LIMIT_KEYS)
+    if model is EngineModel.TARGET:
+        needed.append("speculative_config")
+    if config is not None and (settings := config.tensorrt_llm) is not None:
+        sizes = {
+            "tensor_parallel_size": settings.tensor_parallel,
+            "pipeline_parallel_size": settings.pipeline_parallel,
+            "moe_expert_parallel_size": settings.expert_parallel or 1,
+        }
+        needed += [key for key, size in sizes.items() if size > 1]
+    for key in needed:
+        if arguments.get(key) is None:
+            yield f"{key}: missing, the deployment cannot do without"
+    cache = arguments.get("kv_cache_config")
+    if isinstance(cache, Mapping) and cache.get("free_gpu_memory_fraction") is None:
+        yield "kv_cache_config.free_gpu_memory_fraction: missing, the deployment cannot do without"
 
 
 def _key_problems(
@@ -83,6 +117,7 @@ def _key_problems(
         else:
             yield from (f"{where}{key}: {problem}" for problem in _value_problems(value, fields[key]))
     missing = {field.name for field in fields.values() if field.is_required} - given
+    missing -= set() if where else set(_LIMIT_KEYS)  # reported with the other limits
     yield from (f"{where}{name}: missing, TensorRT-LLM {version} requires it" for name in sorted(missing))
 
 
@@ -118,7 +153,7 @@ def _is_of_type(value: object, type_name: str) -> bool:
 
 
 def _speculative_problems(
-    arguments: Mapping[str, object], speculative: Mapping[str, object], version: Version, probe: ProbeRecord | None
+    speculative: Mapping[str, object], version: Version, probe: ProbeRecord | None
 ) -> Iterator[str]:
     decoding_type = speculative.get("decoding_type")
     where = "speculative_config."
@@ -140,19 +175,18 @@ def _speculative_problems(
     if fields is not None:
         values = {key: value for key, value in speculative.items() if key != "decoding_type"}
         yield from _key_problems(where, values, fields, version)
-        yield from (f"{where}{problem}" for problem in _method_problems(decoding_type, values, fields))
+        yield from (f"{where}{problem}" for problem in _method_problems(decoding_type, values, fields, version))
         yield from (f"{where}{problem}" for problem in _load_problems(decoding_type, values, version))
-    if decoding_type in _WITHOUT_OVERLAP and arguments.get("disable_overlap_scheduler") is not True:
-        yield f"disable_overlap_scheduler: {decoding_type} does not run with the overlap scheduler. Write true"
 
 
-def _method_problems(decoding_type: str, values: Mapping[str, object], fields: Mapping[str, Field]) -> Iterator[str]:
+def _method_problems(
+    decoding_type: str, values: Mapping[str, object], fields: Mapping[str, Field], version: Version
+) -> Iterator[str]:
     """Rules of the upstream validators that no field's own bounds say."""
-    method = method_of(decoding_type.removeprefix(UNRESOLVED).split("|")[0])
-    depth = (
-        "num_nextn_predict_layers" if method is Method.MTP and "num_nextn_predict_layers" in fields else "max_draft_len"
-    )
-    needed = [depth] if method is not None else []
+    method = method_of(_first_spelling(decoding_type))
+    needed = []
+    if method is not None:
+        needed.append(mtp_depth_key(version, fields) if method is Method.MTP else "max_draft_len")
     if method is Method.NGRAM:
         needed.append("max_matching_ngram_size")
     for key in needed:
@@ -160,15 +194,27 @@ def _method_problems(decoding_type: str, values: Mapping[str, object], fields: M
         is_reported = value is None and key in fields and fields[key].is_required and key not in values
         if not is_reported and not (isinstance(value, int) and value > 0):
             yield f"{key}: {value!r} where a number above 0 is needed"
-    needs_draft = method in (Method.EAGLE3, Method.DRAFT_MODEL)
+    yield from _draft_problems(method, values, fields)
+
+
+def _draft_problems(method: Method | None, values: Mapping[str, object], fields: Mapping[str, Field]) -> Iterator[str]:
+    """The folder of the draft checkpoint: one name of it, where the method has one."""
+    given = sorted(_DRAFT_KEYS & values.keys())
+    if len(given) > 1:
+        yield f"{given[0]}: it and {given[1]} are two names of one field. Keep one of them"
+    if method not in (Method.EAGLE3, Method.DRAFT_MODEL):
+        return
     is_required = any(fields[key].is_required for key in _DRAFT_KEYS if key in fields)
-    if needs_draft and not is_required and not _DRAFT_KEYS & values.keys():
+    if not given and not is_required:
         yield "speculative_model_dir: missing, this method drafts with a checkpoint of its own"
+    yield from (
+        f"{key}: {values[key]!r} where the folder of the draft checkpoint is needed" for key in given if not values[key]
+    )
 
 
 def _load_problems(decoding_type: str, values: Mapping[str, object], version: Version) -> Iterator[str]:
     schedule = _schedule(values)
-    method = method_of(decoding_type.removeprefix(UNRESOLVED).split("|")[0])
+    method = method_of(_first_spelling(decoding_type))
     has_cut = values.get("max_concurrency") is not None
     if has_cut and method is not None and not obeys_max_concurrency(method, version):
         yield f"max_concurrency: TensorRT-LLM {version} is not known to obey it with {method}"

@@ -1,16 +1,11 @@
 """What the LLM API lane (PyTorch flow) refuses, and what an engine without a switch per request refuses in any lane."""
 
-from packaging.version import Version
-
 from specdeploy.config.schema import PlainInstance
 from specdeploy.contract import ConstrainedPolicy, Lane, Method, SegmentPlan
 from specdeploy.errors import Violation
 from specdeploy.trtllm.engine_rules import draft_len_ranges
+from specdeploy.trtllm.llm_args_combinations import guides_exclude_drafting
 from specdeploy.trtllm.rule import DeploymentFacts, Refusal
-
-# Release notes of 1.1 allow guided decoding beside speculation. Before, the executor raises ValueError while it starts
-# (tensorrt_llm/_torch/pyexecutor/py_executor_creator.py of 1.0), so that there only a plain instance constrains.
-_FIRST_GUIDED_VERSION = Version("1.1.0")
 
 
 def _refuse_pipeline(facts: DeploymentFacts) -> Violation | None:
@@ -22,12 +17,17 @@ def _refuse_pipeline(facts: DeploymentFacts) -> Violation | None:
     return facts.violation("tensorrt_llm.pipeline_parallel", reason, remedy)
 
 
-def _refuse_early_guides(facts: DeploymentFacts) -> Violation | None:
+def _refuse_constrained_drafts(facts: DeploymentFacts) -> Violation | None:
+    """No version may draft for them here: what the package allows from 1.1 on, nothing of ours drives or verifies."""
     constrained = facts.config.speculation.constrained
-    if not facts.is_llmapi or facts.version >= _FIRST_GUIDED_VERSION or constrained is ConstrainedPolicy.OFF:
+    if not facts.is_llmapi or constrained is ConstrainedPolicy.OFF:
         return None
-    reason = f"{constrained}: TensorRT-LLM {facts.version} raises ValueError for guided decoding with speculation"
-    remedy = f"Write off, which serves guided requests without drafts, or use version {_FIRST_GUIDED_VERSION} or later."
+    if guides_exclude_drafting(facts.version):
+        why = f"TensorRT-LLM {facts.version} raises ValueError for guided decoding with speculation"
+    else:
+        why = "an instance that drafts is handed no constrained request"
+    reason = f"{constrained}: this lane does not draft for requests with guided decoding, and {why}"
+    remedy = "Write off: where tensorrt_llm.guided_decoding_backend is configured such requests are served plain."
     return facts.violation("speculation.constrained", reason, remedy)
 
 
@@ -110,7 +110,7 @@ def _refuse_mtp_without_module(facts: DeploymentFacts) -> Violation | None:
 
 LLMAPI_RULES: tuple[Refusal, ...] = (
     Refusal("llmapi-pipeline", _refuse_pipeline, "speculation + pipeline parallel > 1"),
-    Refusal("llmapi-early-guides", _refuse_early_guides, "speculation + guided decoding"),
+    Refusal("llmapi-constrained", _refuse_constrained_drafts, "speculation + guided decoding"),
     Refusal("no-per-request-switch", _refuse_switch_without_plain_instance, "per-request drafting switch"),
     Refusal("guides-need-plain-instance", _refuse_guides_without_plain_instance, "speculation + guided decoding"),
     Refusal("llmapi-partial-draft-len", _refuse_partial_draft_len),

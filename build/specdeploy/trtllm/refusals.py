@@ -91,7 +91,7 @@ GUARDS: tuple[Guard, ...] = (
     Guard(
         "penalties + one-model speculation without enable_penalty",
         "specdeploy.serving.adapters.llmapi_placement:place_request",
-        "such a request goes to the plain instance or is refused",
+        "such a request goes to the plain instance; where there is none enable_penalty is written, or it is refused",
     ),
     Guard(
         "NGram without explicit ngram size",

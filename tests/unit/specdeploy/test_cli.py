@@ -87,6 +87,54 @@ def test_status_and_stop_of_a_server_that_is_not_there(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({}, "docker stop specdeploy-big\n"),
+        ({"num_nodes": 2, "tensor_parallel": 8, "pipeline_parallel": 2}, "scancel --name=specdeploy-big\n"),
+    ],
+)
+def test_servers_that_serve_did_not_start_are_not_denied(
+    section: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sections = {
+        "lane": "trtllm_engine",
+        "dtype": "bfloat16",
+        "speculation": {"method": "lookahead", "max_draft_len": 83},
+        "tensorrt_llm": {"version": "1.2.1", "gpu": "h100", **section},
+    }
+    write_deployment(tmp_path / "configs", "big", sections)
+    roots = [f"--{name}-root={tmp_path / name}" for name in ("configs", "state")]
+
+    assert run("stop", "big", *roots) == 0
+    stopped = capsys.readouterr().out
+    assert run("status", "big", *roots) == cli.EXIT_FAIL
+
+    assert stopped == capsys.readouterr().out
+    assert stopped.startswith("big: not running by `serve`; ")
+    assert "is not seen here" in stopped
+    assert stopped.endswith(words)
+
+
+def test_serve_without_the_container_says_all_at_once_also_for_a_dry_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sections = {
+        "lane": "trtllm_engine",
+        "dtype": "bfloat16",
+        "speculation": {"method": "lookahead", "max_draft_len": 83},
+        "tensorrt_llm": {"version": "1.2.1", "gpu": "h100"},
+    }
+    write_deployment(tmp_path / "configs", "big", sections)
+    roots = [f"--{name}-root={tmp_path / name}" for name in ("configs", "engines", "repo", "state")]
+
+    for extra in ([], ["--dry-run"]):
+        assert run("serve", "big", *roots, *extra) == cli.EXIT_FAIL
+        error = capsys.readouterr().err
+        for word in ("big: ", "nvcr.io/nvidia/tritonserver:", "make engines", "make repo", "docker-run.sh"):
+            assert word in error
+
+
+@pytest.mark.parametrize(
     ("error", "code", "words"),
     [
         (ServerError("port [x] taken"), cli.EXIT_FAIL, "error: port [x] taken\n"),

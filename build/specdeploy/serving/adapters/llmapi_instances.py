@@ -1,13 +1,12 @@
 """The LLM objects of a build: from their argument files to loaded instances.
 
-The way from a YAML mapping to LLM(**arguments) is the one of NVIDIA/TensorRT-LLM's own Triton model
-(triton_backend/all_models/llmapi/tensorrt_llm/1/model.py@044a90d2 and @b35ac1b6): tensorrt_llm.llmapi.llm_utils
-update_llm_args_with_extra_dict({}, mapping), which makes a config object of `speculative_config` where the version
-needs one (llm_args.py, blob 1520735490 = 1.0.0, by DecodingBaseConfig.from_dict), then the constructor. TensorRT-LLM is
+From a YAML mapping to LLM(**arguments) there is one way for all: `trtllm.class_arguments`, as in the probe and the
+warm-up, so that what was tried at the build is what is served. NVIDIA/TensorRT-LLM's own Triton model
+(triton_backend/all_models/llmapi/tensorrt_llm/1/model.py@044a90d2 and @b35ac1b6) calls llm_utils
+update_llm_args_with_extra_dict({}, mapping), which does the same for the keys this project writes. TensorRT-LLM is
 imported here, and only when a deployment of this lane is loaded.
 """
 
-import copy
 import importlib
 import json
 import os
@@ -22,6 +21,7 @@ from packaging.version import InvalidVersion, Version
 from specdeploy.errors import BuildError, SpecDeployError
 from specdeploy.serving.adapters.llmapi_placement import Instance, Setup
 from specdeploy.serving.adapters.llmapi_request import refuse_unknown_fields
+from specdeploy.trtllm.class_arguments import class_arguments
 from specdeploy.trtllm.llm_args import UNRESOLVED
 
 ARGUMENT_FILES = {Instance.SPECULATIVE: "llm_args.yaml", Instance.PLAIN: "llm_args_plain.yaml"}
@@ -46,7 +46,7 @@ class Library:
     llm_class: Any
     sampling_params_class: Any
     guided_decoding_params_class: Any
-    complete_arguments: Any
+    llm_args_module: Any
 
     def sampling_params(self, arguments: Mapping[str, Any]) -> Any:
         """A SamplingParams of `sampling_arguments`. Raises RequestError for a field this version lacks."""
@@ -126,7 +126,7 @@ def load_library(expected_version: str) -> Library:
             llm_class=package.LLM,
             sampling_params_class=package.SamplingParams,
             guided_decoding_params_class=importlib.import_module("tensorrt_llm.sampling_params").GuidedDecodingParams,
-            complete_arguments=importlib.import_module("tensorrt_llm.llmapi.llm_utils").update_llm_args_with_extra_dict,
+            llm_args_module=importlib.import_module("tensorrt_llm.llmapi.llm_args"),
         )
     # Its import loads CUDA and MPI: a missing library is an OSError, a missing GPU often a RuntimeError.
     except (ImportError, OSError, RuntimeError, AttributeError, InvalidVersion) as error:
@@ -145,8 +145,7 @@ def load_instance(library: Library, instance: Instance, arguments: Mapping[str, 
     `source` is the argument file, for the message.
     """
     try:
-        completed = library.complete_arguments({}, copy.deepcopy(dict(arguments)))  # it writes into what it is given
-        llm = library.llm_class(**completed)
+        llm = library.llm_class(**class_arguments(arguments, library.llm_args_module))
     except (Exception, SystemExit) as error:  # whatever it raises: configuration, memory, CUDA, MPI
         raise SpecDeployError(
             f"{source}: the {instance} instance did not load ({describe(error)}). TensorRT-LLM's own lines in the log"

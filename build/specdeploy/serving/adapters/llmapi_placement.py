@@ -11,6 +11,7 @@ is known to hold it, which may be a later one than the first.
     temperature,       plain: up to 1.1 only with enable_mixed_sampler, false by default (llm_args.py, blob 1520735490
     top_k, top_p       = 1.0.0); gone in 1.2.0rc (blob 1090804222), where the values of every request count
                        drafting: not documented up to 1.2.1, then with allow_advanced_sampling, automatic in PR 14745
+                       (trtllm/sampling_arguments.py writes these two, and enable_penalty, where a version has them)
     min_p              ignored before PR 16590 (July 2026); one-model drafting takes it in one sampling mode only
     penalties          ignored before PR 16485 (July 2026, listed for 1.3.0rc24); drafting needs enable_penalty
     bad words          ignored before PR 16052 (July 2026)
@@ -33,11 +34,10 @@ from specdeploy.errors import RequestError
 from specdeploy.planner.schedule import OFF_BY_LOAD
 from specdeploy.serving.request import ServingRequest
 from specdeploy.serving.router import route
+from specdeploy.trtllm.sampling_arguments import TORCH_SAMPLER_FEATURES, samples_while_drafting
 
 PER_REQUEST_SAMPLING = Version("1.2.0rc0")
 LOGIT_BIAS = Version("1.1.0")
-AUTOMATIC_SAMPLING = Version("1.3.0rc27")  # drafting honours temperature, top_k and top_p by itself
-TORCH_SAMPLER_FEATURES = Version("1.3.0rc27")  # penalties, bad words, min_tokens; log probabilities of the raw logits
 MIN_P = Version("1.4.0rc1")
 SEED = Version("1.4.0rc1")
 _NEEDS_PLAIN = "tensorrt_llm.plain_instance: beside adds an instance that can"
@@ -100,11 +100,11 @@ def _since(version: Version, what: str) -> Rule:
 def _samples(setup: Setup) -> str | None:
     if setup.version >= PER_REQUEST_SAMPLING or setup.arguments.get("enable_mixed_sampler"):
         return None
-    return f"TensorRT-LLM {setup.version} ignores it unless enable_mixed_sampler is true in the LLM arguments"
+    return f"TensorRT-LLM {setup.version} ignores it: it is not known to have enable_mixed_sampler"
 
 
 def _samples_while_drafting(setup: Setup) -> str | None:
-    if setup.version >= AUTOMATIC_SAMPLING or setup.speculation("allow_advanced_sampling"):
+    if samples_while_drafting(setup.version, setup.arguments.get("speculative_config") or {}):
         return None
     return f"TensorRT-LLM {setup.version} is not documented to sample while it drafts"
 
@@ -119,7 +119,7 @@ def _penalises_while_drafting(setup: Setup) -> str | None:
     if reason := _since(TORCH_SAMPLER_FEATURES, "penalties")(setup):
         return reason
     if not setup.speculation("enable_penalty"):
-        return "TensorRT-LLM refuses penalties while it drafts unless speculative_config.enable_penalty is true"
+        return "TensorRT-LLM refuses penalties while it drafts in an instance without enable_penalty"
     is_tree = setup.speculation("use_dynamic_tree") or setup.speculation("eagle_choices")
     return "TensorRT-LLM refuses penalties while it drafts trees" if is_tree else None
 

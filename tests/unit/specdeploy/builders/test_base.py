@@ -1,5 +1,6 @@
 """A build is all there or not there: staging, reuse, damage, races."""
 
+import errno
 import os
 import threading
 import time
@@ -8,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from specdeploy.builders.base import BuildRecipe, BuildStep, find_damages, is_finished, link_or_copy, run_build
 from specdeploy.contract import BuildCheck, CheckpointSource, EngineModel, EngineRecord, Lane, MemoryBudget
@@ -197,3 +199,35 @@ def test_finished_means_there_and_undamaged(tmp_path: Path) -> None:
 
     (build.build_folder / "target" / "weights").unlink()
     assert not is_finished(tmp_path, build_id)
+
+
+# --- what the file system refuses -------------------------------------------------------------------------------------
+
+
+def test_engines_root_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "engines").write_text("a file")
+
+    with pytest.raises(BuildError, match=r"engines: .*Make the folder writable for this user and free space on its"):
+        run_build(recipe(), tmp_path / "engines", ignore)
+
+
+def test_lock_that_cannot_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path / ".build.lock"))
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+
+    with pytest.raises(BuildError, match=r"\.build\.lock: Read-only file system\. Make the folder writable"):
+        run_build(recipe(), tmp_path, ignore)
+
+
+def test_disk_that_becomes_full_in_a_step_and_in_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_arguments: object) -> tuple[BuildCheck, ...]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "weights")
+
+    with pytest.raises(BuildError, match=r"step copy target: weights: No space left on device\. .*free space"):
+        run_build(recipe(fill), tmp_path, ignore)
+    monkeypatch.setattr("specdeploy.builders.base.write_manifest", fill)
+    with pytest.raises(BuildError, match=r"weights: No space left on device\. .*free space"):
+        run_build(recipe(), tmp_path, ignore)
+    assert not (tmp_path / ".staging").exists()

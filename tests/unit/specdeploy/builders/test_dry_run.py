@@ -191,6 +191,14 @@ class TestLlmApi:
         assert "draft_len_schedule" not in beside["speculative_config"]
 
     @pytest.mark.parametrize("name", LLMAPI)
+    def test_refused_sampling_is_told(self, written: dict[str, DryRun], name: str) -> None:
+        document = (written[name].folder / "UNCHECKED.md").read_text()
+        is_swap = name in ("deepseek-v3-mtp", "mixtral-8x7b-ngram")
+        assert ("requests that sample (temperature above 0) are refused" in document) is is_swap
+        text = " ".join((DEPLOYMENTS / f"{name}.yaml").read_text().replace("#", "").split())
+        assert ("temperature above 0 are refused" in text) is is_swap
+
+    @pytest.mark.parametrize("name", LLMAPI)
     def test_no_plan_is_lost(self, written: dict[str, DryRun], name: str) -> None:
         """K by load is kept by the router or by the engine in every shipped file."""
         assert not any("is not kept" in check.detail for check in planned(written[name]).checks)
@@ -216,6 +224,34 @@ class TestLlmApi:
         assert "unresolved" not in (run.folder / "llm_args.yaml").read_text()
         write_json_atomically(probe_path(tmp_path, "1.2.1"), probe)
         assert write(load("llama-3-1-8b-eagle3"), tmp_path) == run
+
+
+class TestSeveralNodes:
+    """A build runs on one: neither it nor its script tries what needs the others."""
+
+    def test_script_does_not_warm_up(self, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        use_hub_cache(monkeypatch, hub)
+        loaded = changed(tmp_path, "deepseek-v3-mtp", "tensor_parallel: 8 #", "num_nodes: 2\n  tensor_parallel: 16 #")
+
+        run = write(loaded, tmp_path / "engines")
+
+        script = (run.folder / "commands.sh").read_text()
+        assert "trtllm_warmup" not in script
+        assert "# not run: the deployment spans 2 nodes and a build runs on one" in script
+        last = json.loads((run.folder / "steps.json").read_text())["steps"][-1]
+        assert (last["name"], last["lines"], last["outputs"], last["needs_gpu"]) == ("warm-up", [], [], False)
+
+    def test_script_still_asks_for_an_open_spelling(
+        self, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        use_hub_cache(monkeypatch, hub)
+        nodes = "  gpu: h200\n  num_nodes: 2\n  tensor_parallel: 2"
+        loaded = changed(tmp_path, "llama-3-1-8b-eagle3", "  gpu: h200", nodes)
+
+        script = (write(loaded, tmp_path / "engines").folder / "commands.sh").read_text()
+
+        assert "trtllm_warmup" not in script
+        assert "if grep -n ' unresolved:'" in script
 
 
 def engine_commands(run: DryRun) -> list[tuple[str, list[str]]]:

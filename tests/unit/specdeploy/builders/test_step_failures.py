@@ -195,7 +195,7 @@ def test_other_words_for_known_causes(log: str, cause: str) -> None:
         (-signal.SIGSEGV, "it was killed by SIGSEGV"),
         (-200, "it was killed by signal 200"),
         (126, "the program is not there or may not be run"),
-        (3, "Loading checkpoint shards:  75%"),
+        (3, "it failed without an error line"),
     ],
 )
 def test_exit_code_explains_a_log_without_an_error(exit_code: int, cause: str) -> None:
@@ -211,13 +211,45 @@ def test_missing_key_of_a_config_is_no_missing_tensor() -> None:
 def test_empty_log() -> None:
     failure = explain_failure("", 1)
 
-    assert (failure.cause, failure.lines) == ("it ended without an error message", ())
+    assert (failure.cause, failure.lines) == ("it failed without an error line", ())
+
+
+def test_last_line_of_a_log_is_shown_but_is_no_cause() -> None:
+    failure = explain_failure("[TensorRT-LLM] TensorRT-LLM version: 1.2.1\n0.01s\n", 1)
+
+    assert failure.cause == "it failed without an error line"
+    assert failure.lines == ("[TensorRT-LLM] TensorRT-LLM version: 1.2.1", "0.01s")
 
 
 def test_log_wins_over_the_signal_and_the_disk() -> None:
     log = "RuntimeError: CUDA out of memory."
 
     assert explain_failure(log, -signal.SIGKILL, free_bytes=0).cause == "the GPU ran out of memory"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[11/29/2026-20:01:11] [TRT-LLM] [W] No CUDA GPUs are available for the profiler",
+        "[TensorRT-LLM][WARNING] permission denied: /root/.cache",
+        "[11/29/2026-20:01:11] [TRT-LLM] [I] tokens_per_block must be 32",
+        "WARNING: quantization mode NVFP4 is not supported",
+        "/usr/lib/python3/dist-packages/x.py:3: UserWarning: CUDA out of memory is near",
+        "INFO no space left on device was seen before",
+    ],
+)
+def test_lines_that_are_no_errors_explain_nothing(line: str) -> None:
+    assert explain_failure(line, 1).cause == "it failed without an error line"
+    assert explain_failure(f"{line}\nRuntimeError: odd", 1).cause == "RuntimeError: odd"
+    assert explain_failure(line, -signal.SIGKILL).cause.startswith("it was killed, as the system does when")
+
+
+def test_plain_lines_are_asked_only_where_nothing_else_is_known() -> None:
+    log = "cp: writing: Permission denied\n"
+
+    assert explain_failure(log, 1).cause == "a file may not be read or written"
+    assert explain_failure(log + "RuntimeError: odd", 1).cause == "RuntimeError: odd"
+    assert explain_failure(log, -signal.SIGKILL).cause.startswith("it was killed")
 
 
 def test_full_disk_wins_over_an_unknown_error() -> None:

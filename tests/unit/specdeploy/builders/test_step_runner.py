@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -21,13 +22,14 @@ from helpers.step_graphs import (
     start_runner,
     three_steps,
     wait_for,
+    wait_until_ended,
     write_models,
 )
 from helpers.trtllm_standins import Standins, write_standins
 from specdeploy.builders import step_process, step_runner
 from specdeploy.builders.step_graph import GraphSource, GraphStep, OutputPath, StepGraph, ToolPath
 from specdeploy.builders.step_runner import Host, prune_steps, run_graph
-from specdeploy.builders.step_store import StepRecord, StepStore
+from specdeploy.builders.step_store import GPU_LOCK, StepRecord, StepStore
 from specdeploy.errors import BuildError
 
 
@@ -183,6 +185,50 @@ def test_independent_steps_run_beside_each_other(
     assert standins.lines()[1].startswith("start convert")
 
 
+def test_lost_conversion_of_a_finished_engine_is_not_made_again(standins: Standins, models: Path, work: Path) -> None:
+    graph = three_steps(standins, models, num_bytes=1 << 30)
+    folders = run_graph(graph, work, report=ignore, host=Host(free_bytes=lambda _path: 4 << 30))
+    shutil.rmtree(folders[CONVERT_TARGET])
+    shutil.rmtree(models)
+    lines: list[str] = []
+
+    again = run_graph(graph, work, report=lines.append, host=Host(free_bytes=lambda _path: 0))
+
+    assert again == {name: folders[name] for name in (CONVERT_DRAFT, BUILD_TARGET)}
+    assert len(standins.started()) == 3
+    assert lines[0] == "[1/3] convert target: not needed, what is made from it is finished"
+
+
+def test_lost_engine_needs_its_lost_conversion(standins: Standins, models: Path, work: Path) -> None:
+    graph = three_steps(standins, models)
+    folders = run_graph(graph, work, report=ignore)
+    shutil.rmtree(folders[CONVERT_TARGET])
+    shutil.rmtree(folders[BUILD_TARGET])
+
+    assert run_graph(graph, work, report=ignore) == folders
+    assert standins.started()[3:] == ["convert_checkpoint:llama", "trtllm-build"]
+
+
+def test_gpu_is_used_by_one_build_at_a_time(standins: Standins, models: Path, work: Path) -> None:
+    gpu = StepStore(work).try_lock(GPU_LOCK)
+    assert gpu is not None
+    lines: list[str] = []
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if "another build uses the GPU" in line:
+            assert "trtllm-build" not in standins.started()
+            gpu.release()
+
+    run_graph(three_steps(standins, models), work, report=report)
+
+    assert lines.count("[3/3] build target: another build uses the GPU, waiting for it") == 1
+    assert standins.started()[-1] == "trtllm-build"
+    again = StepStore(work).try_lock(GPU_LOCK)
+    assert again is not None
+    again.release()
+
+
 # --- kills and interruptions ----------------------------------------------------------------------------------------
 
 
@@ -193,7 +239,7 @@ def test_killed_runner_resumes(standins: Standins, models: Path, work: Path, tmp
     runner = start_runner(standins, models, work, {"STANDIN_HANG": "1", "STANDIN_ONLY": TELLS[killed_in]})
     wait_for(lambda: hanging(standins))
     runner.kill()
-    runner.communicate()
+    wait_until_ended(runner)
     assert all(is_running(pid) for pid in hanging(standins))  # nobody could end them
     assert len(leftovers(work)) == 1
     num_finished = STEPS.index(killed_in)
@@ -219,12 +265,29 @@ def test_interrupted_runner_ends_all_its_children(
     assert all(is_running(pid) for pid in children)
 
     runner.send_signal(number)
-    runner.communicate()
+    wait_until_ended(runner)
 
     assert runner.returncode == exit_code
     assert not any(is_running(pid) for pid in children)
     assert leftovers(work) == []
     assert len(list(work.glob("*/step.json"))) == 2  # the steps before it are kept
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, -2), (signal.SIGHUP, 129)])
+def test_runner_of_tests_in_the_background_can_be_interrupted(
+    standins: Standins, models: Path, work: Path, number: signal.Signals, exit_code: int
+) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        runner = start_runner(standins, models, work, {"STANDIN_HANG": "1"})
+    finally:
+        signal.signal(number, before)
+    wait_for(lambda: hanging(standins))
+
+    runner.send_signal(number)
+    wait_until_ended(runner, timeout_s=20.0)
+
+    assert runner.returncode == exit_code
 
 
 def test_ignored_signals_stay_ignored_and_handlers_come_back() -> None:
@@ -303,7 +366,7 @@ def test_two_builds_at_once_run_every_step_once(
             gate.touch()
 
     folders = run_graph(three_steps(standins, models), work, report=report)
-    output, errors = runner.communicate()
+    output, errors = wait_until_ended(runner)
 
     assert errors == ""
     assert json.loads(output) == {name: str(folder) for name, folder in folders.items()}
@@ -319,7 +382,7 @@ def test_build_that_waits_takes_over_when_the_other_is_killed(standins: Standins
     def report(line: str) -> None:
         if "another build runs this step" in line:
             runner.kill()
-            runner.communicate()
+            wait_until_ended(runner)
 
     folders = run_graph(three_steps(standins, models), work, report=report)
 
@@ -339,7 +402,7 @@ def test_build_that_waits_takes_over_when_the_other_is_killed(standins: Standins
         ("keyerror", "the checkpoint has no tensor fc.bias (exit code 1", "KeyError: 'fc.bias'"),
         ("tp", "tensor_parallel does not divide the attention heads", "RuntimeError: num_attention_heads must be"),
         ("host_oom", "it was killed, as the system does when the machine ran out of main memory (signal 9", None),
-        ("silent", "[TensorRT-LLM] TensorRT-LLM version: 1.2.1 (exit code 3", None),
+        ("silent", "it failed without an error line (exit code 3", "[TensorRT-LLM] TensorRT-LLM version: 1.2.1"),
     ],
 )
 def test_failure_names_cause_remedy_lines_and_log(
@@ -556,6 +619,15 @@ def test_prune_removes_what_is_not_kept(standins: Standins, models: Path, work: 
     assert leftovers(work) == []
     assert prune_steps(work, [keep]) == 0
     assert prune_steps(work / "nowhere", []) == 0
+
+
+def test_prune_keeps_what_a_build_shares(standins: Standins, models: Path, work: Path, tmp_path: Path) -> None:
+    folders = run_graph(three_steps(standins, models), work, report=ignore)
+    os.link(folders[BUILD_TARGET] / "engine" / "rank0.engine", tmp_path / "rank0.engine")
+
+    prune_steps(work, [])
+
+    assert [path.exists() for path in folders.values()] == [False, False, True]
 
 
 def test_prune_waits_for_no_running_build(standins: Standins, models: Path, work: Path) -> None:

@@ -263,6 +263,21 @@ class TestConvert:
         assert value(step, "--moe_ep_size") == str(experts or 1)
         assert value(step, "--moe_tp_size") == str(4 // (experts or 1))
 
+    @pytest.mark.parametrize("experts", [None, 2])
+    def test_experts_below_medusa_heads_are_shared_out(self, experts: int | None, deployment: EngineDeployment) -> None:
+        section = {"tensor_parallel": 4, **({"expert_parallel": experts} if experts else {})}
+        inputs = inputs_of(deployment, "medusa", section=section)
+        assert inputs.target is not None
+        moe = MoeShape(num_experts=8, num_experts_per_token=2, num_moe_layers=16, num_dense_layers=0)
+        target = inputs.target.model_copy(update={"architecture": "MixtralForCausalLM", "moe": moe})
+
+        steps = commands(replace(inputs, target=target))
+
+        for step in (steps["convert target"], steps["convert target_plain"]):
+            assert value(step, "--moe_ep_size") == str(experts or 1)
+            assert value(step, "--moe_tp_size") == str(4 // (experts or 1))
+            assert command_problems(*flags_of(step, inputs.version)) == []
+
     @pytest.mark.parametrize(
         ("method", "cache", "flags"),
         [

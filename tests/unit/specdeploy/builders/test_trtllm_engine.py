@@ -22,16 +22,21 @@ from helpers.fabricated_checkpoints import (
     LLAMA_8B,
     LLAMA_70B,
     QWEN25_7B,
+    SMALL,
     byte_level_tokenizer,
+    eagle1_tensors,
     llama_config,
     llama_tensors,
     write_checkpoint,
 )
+from helpers.fake_hub import FakeHub
 from helpers.pair_files import edit_config
 from helpers.trtllm_standins import Standins
+from specdeploy import cli
 from specdeploy.builders.base import BuildResult
 from specdeploy.builders.dispatch import build_deployment
 from specdeploy.builders.pair import Consent
+from specdeploy.builders.step_store import prune_steps
 from specdeploy.builders.trtllm_engine import (
     EngineBuildPlan,
     build_trtllm_engine,
@@ -109,6 +114,57 @@ class TestBuild:
         assert names == {"config.json", "tokenizer.json", "generation_config.json"}
         assert verify_build(deployment.engines_root, manifest.build_id).is_intact
         assert len(standins.started()) == 2 * len(ENGINES[method])
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_first_known_version(
+        self, method: str, deployment: EngineDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        standins = install_standins(tmp_path / "machine", monkeypatch, version="1.0.0")
+
+        result = build(deployment.write(method, section={"version": "1.0.0"}), deployment)
+
+        versions = result.manifest.versions
+        assert [versions[name] for name in ("tensorrt_llm", "tensorrt", "cuda")] == [
+            "1.0.0",
+            "10.11.0.33",
+            "12.9.1.010",
+        ]
+        for engine in result.manifest.engines:
+            folder = result.build_folder / engine.folder
+            assert json.loads((folder / "config.json").read_text())["version"] == "1.0.0"
+            assert engine_config_problems(folder, engine, version="1.0.0") == []
+        assert len(standins.started()) == 2 * len(ENGINES[method])
+
+    def test_both_phases_are_named(self, deployment: EngineDeployment, standins: Standins) -> None:
+        lines: list[str] = []
+
+        build(deployment.write("lookahead"), deployment, lines.append)
+
+        steps = [line for line in lines if line.endswith("...")]
+        assert steps == [
+            "commands: [1/2] convert target ...",
+            "commands: [2/2] build target ...",
+            "putting together: [1/2] copy target's texts ...",
+            "putting together: [2/2] link target_engine ...",
+        ]
+
+    def test_every_check_is_said_once(
+        self, deployment: EngineDeployment, standins: Standins, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        deployment.write("lookahead")
+        roots = [f"--configs-root={deployment.root / 'configs'}", f"--engines-root={deployment.engines_root}"]
+
+        assert cli.run(["build", "engine", *roots]) == 0
+        first = capsys.readouterr().out.splitlines()
+        assert cli.run(["build", "engine", *roots]) == 0
+        second = capsys.readouterr().out.splitlines()
+
+        assert len([line for line in first if "memory: " in line]) == 1
+        assert [line for line in first if line.startswith("checked ")] == [
+            "checked target_engine: config.json and 1 rank files are what was planned (lookahead_decoding)"
+        ]
+        assert len([line for line in second if "memory: " in line]) == 1
+        assert [line.split(":")[0] for line in second if line.startswith("recorded ")] == ["recorded target_engine"]
 
     def test_engines_are_linked_not_copied(self, deployment: EngineDeployment, standins: Standins) -> None:
         result = build(deployment.write("draft_model"), deployment)
@@ -201,6 +257,63 @@ class TestBuild:
 
         assert build(loaded, deployment).manifest.build_id != first.manifest.build_id
 
+    def test_nothing_is_compiled_again_in_a_shell_without_the_cuda_variable(
+        self, deployment: EngineDeployment, standins: Standins, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        loaded = deployment.write("lookahead")
+        first = build(loaded, deployment)
+        monkeypatch.delenv("CUDA_VERSION")
+
+        second = build(loaded, deployment)
+
+        assert first.manifest.versions["cuda"] == "13.1.0.036"
+        assert second.manifest.pair_digest == first.manifest.pair_digest
+        assert standins.started().count("trtllm-build") == 1
+
+    def test_methods_and_gpus_share_plain_conversions(
+        self, deployment: EngineDeployment, standins: Standins, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        build(deployment.write("lookahead"), deployment)
+        build(deployment.write("medusa"), deployment)
+        shutil.rmtree(deployment.root / "draft")
+        assert standins.started().count("convert_checkpoint:llama") == 1
+        query = standins.trtllm_build.parent / "nvidia-smi"
+        query.write_text("#!/bin/sh\necho '9.0, NVIDIA H200, 143771'\n")
+
+        build(deployment.write("lookahead", section={"gpu": "h200"}), deployment)
+
+        assert standins.started().count("convert_checkpoint:llama") == 1
+        assert standins.started().count("trtllm-build") == 4  # an engine is of its GPU
+
+    def test_commands_are_not_pruned_before_their_engines_are_linked(
+        self, deployment: EngineDeployment, standins: Standins
+    ) -> None:
+        refused: list[str] = []
+
+        def report(line: str) -> None:
+            if line.startswith("putting together: [1/"):
+                with pytest.raises(BuildError) as caught:
+                    prune_steps(deployment.engines_root / ".steps", keep=())
+                refused.append(str(caught.value))
+
+        build(deployment.write("lookahead"), deployment, report)
+
+        assert "a build is running here" in refused[0]
+
+    def test_pruning_leaves_engines_that_need_no_conversion(
+        self, deployment: EngineDeployment, standins: Standins
+    ) -> None:
+        first = build(deployment.write("draft_model"), deployment)
+        started = len(standins.started())
+        assert prune_steps(deployment.engines_root / ".steps", keep=()) > 0
+
+        second = build(deployment.write("draft_model", section={"kv_cache_fraction": 0.5}), deployment)
+
+        assert second.manifest.build_id != first.manifest.build_id
+        assert len(standins.started()) == started
+        assert len(list((deployment.engines_root / ".steps").glob("*/engine"))) == 2
+        assert list((deployment.engines_root / ".steps").glob("*/checkpoint")) == []
+
     def test_patched_convert_script_is_run_again(self, deployment: EngineDeployment, standins: Standins) -> None:
         loaded = deployment.write("lookahead")
         build(loaded, deployment)
@@ -260,6 +373,8 @@ class TestEngineConfig:
             ("pretrained_config", "quantization", {"quant_algo": "FP8"}, "quant_algo is fp8, expected none"),
             ("pretrained_config", "quantization", {"kv_cache_quant_algo": "FP8"}, "kv_cache_quant_algo is fp8"),
             ("version", None, "1.2.0", "built by TensorRT-LLM 1.2.0, expected 1.2.1"),
+            ("pretrained_config", "mapping", {"moe_ep_size": 2}, "moe_ep_size is 2, expected 1"),
+            ("pretrained_config", "mapping", {"moe_tp_size": 2}, "moe_tp_size is 2, expected 1"),
         ],
     )
     def test_planted_difference(
@@ -304,7 +419,9 @@ class TestEngineConfig:
         (folder / "rank0.engine").unlink()
 
         assert [problem for problem in engine_config_problems(folder, engine) if "rank0.engine: missing" in problem]
-        assert "config.json" in engine_config_problems(folder / "nowhere", engine)[0]
+        (folder / "config.json").write_text("{")
+        for place, words in ((folder / "nowhere", "missing"), (folder, "damaged: it holds no JSON object")):
+            assert engine_config_problems(place, engine)[0] == f"{place / 'config.json'}: {words}"
 
     def test_foreign_config(self, deployment: EngineDeployment, standins: Standins, tmp_path: Path) -> None:
         result = build(deployment.write("lookahead"), deployment)
@@ -410,15 +527,40 @@ class TestRefusals:
         assert "tensorrt_llm.version: TensorRT-LLM is not installed on this machine" in words
         assert "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3" in words
 
+    @pytest.mark.parametrize("installed", [None, "1.2.1", "1.3.0rc27"])
     def test_version_without_engine_flow(
-        self, deployment: EngineDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, installed: str | None, deployment: EngineDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        install_standins(tmp_path / "machine", monkeypatch, version="1.3.0rc27")
+        if installed is not None:
+            install_standins(tmp_path / "machine", monkeypatch, version=installed)
+        loaded = deployment.write("draft_model", section={"version": "1.3.0rc27"})
 
-        words = refusal(deployment.write("draft_model", section={"version": "1.3.0rc27"}), deployment)
+        words = refusal(loaded, deployment)
 
-        assert "no engine flow" in words
-        assert "trtllm_llmapi" in words
+        assert words == (
+            f"{loaded.path}: tensorrt_llm.version: TensorRT-LLM 1.3.0rc27 has no engine flow: trtllm-build and the "
+            "convert scripts were removed after 1.2.1. Use lane trtllm_llmapi, or version 1.2.1, the last one with the "
+            "engine flow."
+        )
+
+    def test_two_faults_of_one_key_are_both_said(self, deployment: EngineDeployment, standins: Standins) -> None:
+        fp4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+        deployment.write_target(architectures=["GemmaForCausalLM"], model_type="gemma", quantization_config=fp4)
+
+        words = refusal(deployment.write("lookahead"), deployment)
+
+        assert "FP4 needs Blackwell" in words
+        assert "GemmaForCausalLM, for which no convert script is known" in words
+
+    @pytest.mark.parametrize("backend", ["xgrammar", "llguidance"])
+    def test_guides_that_could_never_be_packed(
+        self, backend: str, deployment: EngineDeployment, standins: Standins
+    ) -> None:
+        words = refusal(deployment.write("draft_model", section={"guided_decoding_backend": backend}), deployment)
+
+        assert f"tensorrt_llm.guided_decoding_backend: {backend}: no build of lane trtllm_engine writes" in words
+        assert "Use lane trtllm_llmapi" in words
+        assert standins.started() == []
 
     def test_all_problems_at_once(self, deployment: EngineDeployment, standins: Standins) -> None:
         loaded = deployment.write("eagle", section={"version": "1.1.0", "pipeline_parallel": 2, "quantization": "fp8"})
@@ -554,6 +696,27 @@ class TestRefusals:
             build(loaded, deployment)
         assert standins.started() == []
 
+    @pytest.mark.parametrize(("free", "is_enough"), [(39, False), (45, True)])
+    def test_disk_too_small_for_download_and_commands(
+        self,
+        free: int,
+        is_enough: bool,
+        deployment: EngineDeployment,
+        standins: Standins,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        hub = FakeHub.install(monkeypatch, deployment.root / "cache")
+        hub.add("owner/name", {"model.safetensors": 14 << 30}, num_parameters=7 << 30)
+        usage = shutil.disk_usage(deployment.root)
+        monkeypatch.setattr("shutil.disk_usage", lambda _path: usage._replace(free=free << 30))
+        loaded = deployment.write("lookahead", target={"checkpoint": "owner/name"}, with_checkpoints=False)
+
+        words = refusal(loaded, deployment)
+
+        part = "owner/name from the model hub 14.0 GiB, the commands of the build at least 28.0 GiB, together 42.0 GiB"
+        assert (part in words) is not is_enough
+        assert hub.fetched == (["owner/name"] if is_enough else [])
+
     def test_tokens_that_differ_forbid_the_build(self, deployment: EngineDeployment, standins: Standins) -> None:
         loaded = deployment.write("draft_model")
         path = deployment.root / "draft" / "tokenizer.json"
@@ -577,14 +740,68 @@ class TestRefusals:
 
         assert "--allow draft-too-costly" in refusal(deployment.write("draft_model"), deployment)
 
+    def test_eagle_head_without_its_embedding(self, deployment: EngineDeployment, standins: Standins) -> None:
+        shapes = eagle1_tensors(SMALL, bias=True, embedding=False)
+        write_checkpoint(deployment.root / "draft", llama_config(SMALL, num_hidden_layers=1), shapes)
+
+        words = refusal(deployment.write("eagle"), deployment)
+
+        assert "speculation.draft.checkpoint:" in words
+        assert "has no embed_tokens.weight, which the EAGLE converter reads from the head" in words
+
+    def test_experts_are_not_shared_out_by_the_quantisation(
+        self, deployment: EngineDeployment, standins: Standins
+    ) -> None:
+        section = {"tensor_parallel": 2, "expert_parallel": 2, "quantization": "fp8"}
+
+        words = refusal(deployment.write("lookahead", section=section), deployment)
+
+        assert "tensorrt_llm.expert_parallel: 2 with quantization fp8: quantize.py has no flag" in words
+
+    def test_missing_convert_script(self, deployment: EngineDeployment, standins: Standins) -> None:
+        script = standins.examples_root / "models" / "core" / "llama" / "convert_checkpoint.py"
+        script.unlink()
+
+        words = refusal(deployment.write("lookahead"), deployment)
+
+        assert words.startswith(
+            f"{script}: examples/models/core/llama/convert_checkpoint.py is missing. Set SPECDEPLOY"
+        )
+
+    def test_no_gpu_in_sight(self, deployment: EngineDeployment, standins: Standins) -> None:
+        (standins.trtllm_build.parent / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+
+        assert "tensorrt_llm.gpu: no GPU is visible" in refusal(deployment.write("lookahead"), deployment)
+
+    def test_engines_root_that_cannot_be_written(self, deployment: EngineDeployment, standins: Standins) -> None:
+        loaded = deployment.write("lookahead")
+        deployment.engines_root.write_text("a file")
+
+        with pytest.raises(BuildError, match=r"engines.*Make the folder writable for this user and free space"):
+            build(loaded, deployment)
+
     def test_eagle_rows(self, deployment: EngineDeployment, standins: Standins) -> None:
         words = refusal(deployment.write("eagle", serving={"max_rows": 513, "max_seq_len": SEQ_LEN}), deployment)
 
         assert "serving.max_rows: 513 exceeds the 512 rows of an EAGLE engine" in words
 
     def test_other_gpu(self, deployment: EngineDeployment, standins: Standins) -> None:
-        with pytest.raises(ConfigError, match=r"tensorrt_llm\.gpu: h200 \(sm90\) is not what this machine has"):
+        with pytest.raises(
+            ConfigError, match=r"tensorrt_llm\.gpu: h200 \(H200 SXM, sm90\) is not what this machine has"
+        ):
             build(deployment.write("lookahead", section={"gpu": "h200"}), deployment)
+
+
+def test_what_the_eagle_converter_may_not_find_is_recorded(deployment: EngineDeployment, standins: Standins) -> None:
+    shapes = eagle1_tensors(SMALL)
+    write_checkpoint(deployment.root / "draft", llama_config(SMALL, num_hidden_layers=1), shapes)
+    lines: list[str] = []
+
+    with pytest.raises(BuildError, match=r"step convert target: the checkpoint has no tensor fc\.bias"):
+        build(deployment.write("eagle"), deployment, lines.append)
+
+    assert any(line.startswith("warning eagle-fc-bias: the head has no fc.bias") for line in lines)
+    assert any(line.startswith("warning eagle-pickle: ") for line in lines)
 
 
 def test_stretched_rope_of_a_head_is_recorded(deployment: EngineDeployment, standins: Standins) -> None:

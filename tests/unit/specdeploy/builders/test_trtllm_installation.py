@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,30 @@ class TestFind:
         assert found is not None
         assert found.trtllm_build is None
 
+    def test_memory_where_the_driver_says_it(self, standins: Standins) -> None:
+        lines = "9.0, NVIDIA H100 80GB HBM3, 81559\n9.0, NVIDIA H100 80GB HBM3, [N/A]\n"
+
+        found = find_installation(environment_of(standins), run=lambda _command: lines)
+
+        assert found is not None
+        assert found.gpu_names == ("NVIDIA H100 80GB HBM3",) * 2
+        assert found.gpu_memory_bytes == (81559 << 20,)
+
+    def test_cuda_of_the_container_goes_before_the_package(
+        self, standins: Standins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        info = tmp_path / "cuda" / "nvidia_cuda_runtime-13.0.96.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cuda-runtime\nVersion: 13.0.96\n")
+        monkeypatch.syspath_prepend(str(tmp_path / "cuda"))
+
+        stated = find_installation(environment_of(standins), run=no_gpu)
+        silent = find_installation({**environment_of(standins), "CUDA_VERSION": ""}, run=no_gpu)
+
+        assert stated is not None
+        assert silent is not None
+        assert (stated.cuda, silent.cuda) == ("13.1.0.036", "13.0.96")
+
 
 class TestCheck:
     def test_complete_one_has_no_problem(self, tmp_path: Path) -> None:
@@ -124,6 +149,30 @@ class TestCheck:
 
         assert violation.reason == "1.2.1 is not the installed version, 1.1.0"
         assert violation.remedy.startswith("Write 1.1.0, or build inside nvcr.io")
+
+    @pytest.mark.parametrize("wanted", ["1.3.0rc27", "0.21.0"])
+    @pytest.mark.parametrize("installed", [None, "1.2.1", "1.3.0rc27"])
+    def test_no_machine_is_sent_for_that_could_not_build_either(
+        self, wanted: str, installed: str | None, tmp_path: Path
+    ) -> None:
+        config = config_of(tmp_path, section={"version": wanted})
+
+        assert check_installation(config, complete(installed) if installed else None) == []
+
+    def test_programs_that_were_removed_are_not_missing(self, tmp_path: Path) -> None:
+        bare = replace(complete("1.3.0rc27"), trtllm_build=None, examples_root=None)
+
+        (violation,) = check_installation(config_of(tmp_path), bare)
+
+        assert "installed: TensorRT-LLM 1.3.0rc27 has no engine flow" in violation.reason
+        assert violation.remedy.startswith("Use lane trtllm_llmapi with version 1.3.0rc27, or build inside nvcr.io")
+
+    def test_llm_api_may_be_looked_for_elsewhere(self, tmp_path: Path) -> None:
+        config = config_of(tmp_path, section={"version": "1.3.0rc27"}).model_copy(update={"lane": Lane.TRTLLM_LLMAPI})
+
+        (violation,) = check_installation(config, None)
+
+        assert "Build on a machine that has TensorRT-LLM 1.3.0rc27" in violation.remedy
 
     @pytest.mark.parametrize("version", ["1.3.0rc27", "1.4.0rc1"])
     def test_engine_flow_is_gone(self, version: str, tmp_path: Path) -> None:
@@ -150,6 +199,36 @@ class TestCheck:
         bare = TrtllmInstallation("1.2.1", None, None, None, None, None, Path("python"))
 
         assert check_installation(config, bare) == []
+
+    @pytest.mark.parametrize(
+        ("gpu", "name", "mebibytes", "words"),
+        [
+            ("h200", "NVIDIA H200", 143771, None),
+            ("h100", "NVIDIA H100 80GB HBM3", 81559, None),
+            ("h100", "NVIDIA H100 SXM5 80GB", 81559, None),
+            ("h200", "NVIDIA GH200 480GB", 97871, "is not what this machine has: NVIDIA GH200 480GB"),
+            ("h100", "NVIDIA H100 PCIe", 81559, "is not what this machine has: NVIDIA H100 PCIe"),
+            ("h100", "NVIDIA H100 NVL", 95830, "is not what this machine has: NVIDIA H100 NVL"),
+            ("h100", "NVIDIA H100 96GB HBM3", 97871, "has 79.0 GiB, and this machine's NVIDIA H100 96GB HBM3 has 95.6"),
+        ],
+    )
+    def test_model_of_the_gpu(self, gpu: str, name: str, mebibytes: int, words: str | None, tmp_path: Path) -> None:
+        config = config_of(tmp_path, section={"gpu": gpu})
+        machine = replace(complete(), gpu_names=(name,), gpu_memory_bytes=(mebibytes << 20,))
+
+        found = check_installation(config, machine)
+
+        assert [violation.key for violation in found] == ([] if words is None else ["tensorrt_llm.gpu"])
+        assert words is None or words in found[0].reason
+
+    def test_no_gpu_in_sight(self, tmp_path: Path) -> None:
+        blind = replace(complete(), gpu_names=(), gpu_architecture=None)
+
+        (violation,) = check_installation(config_of(tmp_path), blind)
+
+        assert violation.key == "tensorrt_llm.gpu"
+        assert "no GPU is visible (nvidia-smi shows none)" in violation.reason
+        assert "--gpus all" in violation.remedy
 
     def test_h200_is_not_h100(self, tmp_path: Path) -> None:
         (violation,) = check_installation(config_of(tmp_path, section={"gpu": "h200"}), complete())

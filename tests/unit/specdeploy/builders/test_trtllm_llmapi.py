@@ -9,19 +9,21 @@ from typing import Any
 import pytest
 
 from helpers.fabricated_checkpoints import byte_level_tokenizer
+from helpers.llmapi_deployment import make_probe
 from helpers.llmapi_machine import DRAFT, H100, TARGET, installed, load_llmapi, read_arguments
 from helpers.pair_files import edit_config, foreign_tokenizer, write_model
 from helpers.shipped_checkpoints import put_on_hub, use_hub_cache
 from specdeploy.builders.base import BuildResult
 from specdeploy.builders.dispatch import build_deployment
+from specdeploy.builders.dry_run import write_dry_run
 from specdeploy.builders.pair import Consent
 from specdeploy.builders.trtllm_installation import TrtllmInstallation
 from specdeploy.builders.trtllm_llmapi import build_trtllm_llmapi, plan_llmapi_build
-from specdeploy.builders.trtllm_snapshot import find_changed_sources, load_sources
+from specdeploy.checkpoint.pinned_sources import find_changed_sources, load_sources
 from specdeploy.config.load import LoadedDeployment, load_deployment
 from specdeploy.contract import EngineModel, Lane
 from specdeploy.errors import BuildError, CheckpointError, ConfigError, SpecDeployError
-from specdeploy.manifest import load_current_build, load_manifest, verify_build
+from specdeploy.manifest import load_current_build, load_manifest, verify_build, write_json_atomically
 from specdeploy.packager.packaged_build import load_packaged_build
 from specdeploy.packager.repository import pack_repository
 from specdeploy.trtllm.llm_args import validate_llm_args
@@ -300,6 +302,67 @@ class TestRefusals:
         with pytest.raises(BuildError, match="either Eagle or Eagle3"):
             plan(loaded, tmp_path, probe=None)
 
+    @pytest.mark.parametrize("policy", ["canary", "on"])
+    def test_drafting_for_constrained_requests(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+    ) -> None:
+        """The build and the dry run judge by the same rule and name it beside everything else."""
+        path = load_llmapi(tmp_path, "ngram", guided_decoding_backend="xgrammar").path
+        text = path.read_text().replace("max_draft_len: 3", f"max_draft_len: 3\n  constrained: {policy}")
+        path.write_text(text.replace("max_num_tokens: 1024", "max_num_tokens: 1024\n  quantization: fp8"))
+        loaded = load_deployment(path)
+        told: list[str] = []
+        with installed(monkeypatch, tmp_path, "1.2.1"):
+            for attempt in (
+                lambda: build_deployment(loaded, tmp_path / "engines", report=lambda _: None, consent=CONSENT),
+                lambda: write_dry_run(loaded, tmp_path / "engines", consent=CONSENT, probe=None),
+            ):
+                with pytest.raises(ConfigError) as raised:
+                    attempt()
+                told.append(str(raised.value))
+
+        assert told[0] == told[1]
+        assert f"{path}: speculation.constrained: {policy}: this lane does not draft" in told[0]
+        assert "Write off: where tensorrt_llm.guided_decoding_backend is configured such requests are served" in told[0]
+        assert f"{path}: tensorrt_llm.quantization" in told[0]
+
+    @pytest.mark.parametrize("version", ["1.2.2", "1.3.0rc5", "1.4.0"])
+    def test_version_that_was_not_read_is_named_with_the_rest(self, tmp_path: Path, version: str) -> None:
+        loaded = load_llmapi(tmp_path, "ngram", version=version, quantization="fp8")
+
+        with pytest.raises(ConfigError) as raised:
+            write_dry_run(loaded, tmp_path / "engines", consent=CONSENT, probe=None)
+
+        lines = str(raised.value).splitlines()
+        (line,) = [line for line in lines if line.startswith(f"{loaded.path}: tensorrt_llm.version: {version} ")]
+        assert "`python -m specdeploy.builders.trtllm_probe` where it is installed" in line
+        assert any("tensorrt_llm.quantization" in line for line in lines)
+
+    def test_probe_record_of_another_version_is_named_with_its_file(self, tmp_path: Path) -> None:
+        loaded = load_llmapi(tmp_path, "ngram", quantization="fp8")
+        path = probe_path(tmp_path / "engines", "1.2.1")
+        write_json_atomically(path, make_probe("1.2.0"))
+
+        with pytest.raises(ConfigError) as raised:
+            write_dry_run(loaded, tmp_path / "engines", consent=CONSENT, probe=None)
+
+        lines = str(raised.value).splitlines()
+        (line,) = [line for line in lines if line.startswith(f"{loaded.path}: tensorrt_llm.version: ")]
+        assert "the probe record is of TensorRT-LLM 1.2.0, the deployment names 1.2.1" in line
+        assert f"Remove {path} and run `python -m specdeploy.builders.trtllm_probe`" in line
+        assert any("tensorrt_llm.quantization" in line for line in lines)
+
+    def test_package_without_a_needed_key(self, tmp_path: Path) -> None:
+        record = make_probe("1.2.1")
+        left = tuple(name for name in record.llm_args_fields if name not in ("speculative_config", "max_batch_size"))
+
+        with pytest.raises(BuildError) as raised:
+            plan(load_llmapi(tmp_path, "ngram"), tmp_path, record.model_copy(update={"llm_args_fields": left}))
+
+        places = [line.split(": ")[1] for line in str(raised.value).splitlines()]
+        assert places == ["max_batch_size", "speculative_config"]
+        assert str(raised.value).startswith(str(tmp_path / "configs"))
+
     def test_other_lane(self, tmp_path: Path) -> None:
         path = load_llmapi(tmp_path, "draft_model").path
         path.write_text(path.read_text().replace("lane: trtllm_llmapi", "lane: trtllm_engine"))
@@ -344,6 +407,20 @@ class TestProbe:
 
         assert any(line.startswith("probe: not run: TensorRT-LLM cannot be imported") for line in told)
         assert "libcuda.so.1" in checks_of(result)["arguments against the installed classes"]
+
+
+def test_check_says_where_names_are_known_from(tmp_path: Path) -> None:
+    details = {check.name: check.detail for check in plan(load_llmapi(tmp_path, "ngram"), tmp_path, probe=None).checks}
+    assert details["arguments against the facts of their version"].endswith(
+        "keys for target_plain, known from the LLM arguments of 1.2.1, class NGram of 1.2.1"
+    )
+
+
+@pytest.mark.parametrize(("plain_instance", "is_told"), [("swap", True), ("beside", False)])
+def test_refused_sampling_is_told_at_the_build(tmp_path: Path, plain_instance: str, is_told: bool) -> None:
+    made = plan(load_llmapi(tmp_path, "ngram", plain_instance=plain_instance), tmp_path, probe=None)
+    notes = [check.detail for check in made.checks if check.name == "arguments note"]
+    assert any(note.startswith("requests that sample (temperature above 0) are refused") for note in notes) is is_told
 
 
 class TestWarmUp:

@@ -5,17 +5,22 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from helpers.fake_tensorrt_llm import on_import_path, write_fake_tensorrt_llm
+from helpers.fake_tensorrt_llm import (
+    ERAS,
+    VERSIONS,
+    accepted_by_fake,
+    fake_group,
+    fake_types,
+    on_import_path,
+    write_fake_tensorrt_llm,
+)
 from helpers.llmapi_deployment import make_deployment
 from specdeploy.builders.trtllm_probe import installed_version, main, probe_installed, validate_with_classes
 from specdeploy.contract import EngineModel
 from specdeploy.errors import BuildError
 from specdeploy.trtllm.decoding import SPELLINGS
-from specdeploy.trtllm.facts import llm_args_column, llm_args_fields, speculative_column, speculative_types
 from specdeploy.trtllm.llm_args import render_llm_args, validate_llm_args
 from specdeploy.trtllm.probe_record import load_probe, probe_path
-
-VERSIONS = ("1.0.0", "1.1.0", "1.2.0rc6", "1.2.1", "1.3.0rc27", "1.4.0rc4")
 
 
 def ignore(_line: str) -> None:
@@ -28,16 +33,15 @@ def test_the_probe_finds_what_the_package_was_made_of(tmp_path: Path, version: s
     with on_import_path(tmp_path):
         assert installed_version() == version
         record = probe_installed(tmp_path / "engines", ignore)
-    types = speculative_types(speculative_column(Version(version)))
+    era = ERAS[VERSIONS[version][0]]
+    types = {name: fields for name, (_, fields) in fake_types(era).items()}
     for method, names in SPELLINGS.items():
         expected = next(name for name in names if name in types)
         assert record.spellings[method.value] == expected
-        accepted = {name for field in types[expected].values() for name in field.accepted_names}
-        assert set(record.speculative_fields[expected]) == accepted
-    column = llm_args_column(Version(version))
-    top = {*llm_args_fields(column, "base"), *llm_args_fields(column, "torch")}
-    assert set(record.llm_args_fields) == top
-    assert set(record.kv_cache_fields) == set(llm_args_fields(column, "kv_cache_config"))
+        assert set(record.speculative_fields[expected]) == accepted_by_fake(types[expected])
+    top = [*fake_group(era, "base"), *fake_group(era, "torch")]
+    assert set(record.llm_args_fields) == accepted_by_fake(top)
+    assert set(record.kv_cache_fields) == accepted_by_fake(fake_group(era, "kv_cache_config"))
     assert load_probe(probe_path(tmp_path / "engines", version)) == record
 
 

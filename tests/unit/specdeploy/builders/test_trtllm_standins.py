@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
+from helpers.fabricated_checkpoints import SMALL, eagle1_tensors, write_checkpoint
 from helpers.step_graphs import LLAMA
 from helpers.trtllm_standin_program import DECODING_MODES
 from helpers.trtllm_standins import SCRIPT_FOLDERS, Standins, write_standins
@@ -221,6 +222,7 @@ def test_engine_makes_room_for_drafts(
     built: tuple[int, ...],
 ) -> None:
     """Upstream adds the draft length to max_seq_len and raises max_num_tokens to a full batch of drafts."""
+    write_checkpoint(tmp_path / "head", {}, eagle1_tensors(SMALL, bias=True))
     convert(standins, model, tmp_path / "checkpoint", *head, which=which)
     limits = ("--max_batch_size", 4, "--max_seq_len", 100, "--max_num_tokens", 64)
 
@@ -230,6 +232,19 @@ def test_engine_makes_room_for_drafts(
 
     names = ("speculative_decoding_mode", "max_draft_len", "max_seq_len", "max_num_tokens")
     assert tuple(engine["build_config"][name] for name in names) == built
+
+
+@pytest.mark.parametrize(("bias", "embedding", "missing"), [(False, True, "fc.bias"), (True, False, "embed_tokens")])
+def test_eagle_head_without_a_tensor_that_upstream_reads(
+    standins: Standins, model: Path, tmp_path: Path, bias: bool, embedding: bool, missing: str
+) -> None:
+    write_checkpoint(tmp_path / "head", {}, eagle1_tensors(SMALL, bias=bias, embedding=embedding))
+    program = script(standins, ConvertScript.EAGLE)
+
+    done = run(program, "--model_dir", model, "--output_dir", "out", "--eagle_model_dir", "head", cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert f"KeyError: '{missing}" in done.stderr
 
 
 def test_decoding_modes_are_those_of_the_flag() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from helpers.fake_hub import FakeHub
 from specdeploy.checkpoint.source import CheckpointForm, resolve_checkpoint
 from specdeploy.errors import CheckpointError
 
@@ -175,6 +176,10 @@ class TestFolder:
 
 
 class TestHub:
+    @pytest.fixture(autouse=True)
+    def hub(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        FakeHub.install(monkeypatch, tmp_path / "cache")  # nobody asks the network
+
     def test_snapshot_is_checked_like_a_folder(self, checkpoint_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: dict[str, object] = {}
 

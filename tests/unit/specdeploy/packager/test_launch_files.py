@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from helpers.engine_builds import BUILD_FOLDER, ENGINE_METHODS, make_build, make_config
+from specdeploy.errors import PackagingError
 from specdeploy.packager.launch_files import LAUNCHER, TRITONSERVER, launcher_arguments
 from specdeploy.packager.repository import pack_repository, render_repository
+from specdeploy.serving.server_log import extract_cause
 from specdeploy.trtllm.facts import command_problems, launch_script_flags
 
 IMAGE = re.compile(r"nvcr\.io/nvidia/tritonserver:26\.0\d-trtllm-python-py3")
@@ -82,6 +84,38 @@ def test_the_llm_api_lane_starts_the_server_itself() -> None:
         'exec "$here/tritonserver.sh" \\\n  --model-repository="$here" \\\n  --http-port=9000 \\\n'
         "  --grpc-port=9001 \\\n  --metrics-port=9002 \\\n  --disable-auto-complete-config\n"
     )
+
+
+RUNTIME_CHECK = "python3 -m specdeploy.serving.runtime_versions big 0123456789abcdef "
+
+
+@pytest.mark.parametrize("method", ["draft_model", "ngram"])
+def test_the_build_and_the_repository_are_checked_before_the_start(method: str) -> None:
+    """launch.sh asks; where a scheduler starts every rank it is asked once per node before any of them."""
+    assert f'\n{RUNTIME_CHECK}"$here"\n' in scripts(method)["launch.sh"]
+    several = two_nodes("lookahead" if method == "draft_model" else method)
+    first, second = several["launch.slurm"].split("\nsrun ")[1:]
+    assert "--ntasks-per-node=1" in first
+    assert f"&& {RUNTIME_CHECK}/opt/specdeploy-repository'" in first
+    assert "runtime_versions" not in second + several["slurm_task.sh"] + scripts(method)["launch.slurm"]
+
+
+@pytest.mark.parametrize(("max_rows", "num_threads"), [(8, 32), (24, 32), (25, 33), (256, 264)])
+def test_every_row_may_wait_for_an_engine(max_rows: int, num_threads: int) -> None:
+    config = make_config(serving={"max_rows": max_rows, "max_seq_len": 2048})
+    text = render_repository(config, make_build(max_batch_size=max_rows))["tritonserver.sh"]
+    assert re.findall(r"python,thread-pool-size=(\d+)", text) == [str(num_threads)]
+
+
+@pytest.mark.parametrize("folder", ["/srv/a,b", "/srv/a:b"])
+def test_a_folder_that_no_mount_can_name_is_refused(folder: str, tmp_path: Path) -> None:
+    engines = replace(make_build("ngram"), folder=f"{folder}/0123456789abcdef")
+    weights = replace(make_build("ngram"), checkpoint_folders=(folder,))
+    for build in (engines, weights):
+        with pytest.raises(PackagingError, match=f"{folder}: holds a comma or colon, and cannot be mounted"):
+            pack_repository(make_config("ngram"), tmp_path, build)
+    unknown = make_config("ngram", tensorrt_llm={"version": "1.3.0rc29"})  # no container, so no script that mounts
+    assert pack_repository(unknown, tmp_path, engines).build_id == "0123456789abcdef"
 
 
 def test_docker_mounts_read_only_and_pins_the_image() -> None:
@@ -153,8 +187,9 @@ def test_scripts_may_be_executed(repository: Path) -> None:
 def test_outside_the_container_launching_says_so(repository: Path) -> None:
     done = run(repository / "launch.sh")
     assert done.returncode == 1
-    assert f"{TRITONSERVER} is missing" in done.stderr
+    assert done.stderr.startswith(f"specdeploy: launch.sh: {TRITONSERVER} is missing")
     assert "docker-run.sh" in done.stderr
+    assert str(extract_cause(done.stderr)) == done.stderr.removeprefix("specdeploy: ").strip()
 
 
 def test_missing_engines_are_named(repository: Path, tmp_path: Path) -> None:
@@ -207,9 +242,7 @@ def test_launching_stays_with_the_server_and_hands_the_signal_on(repository: Pat
     launcher.write_text(STAND_IN_LAUNCHER)
     for name in ("launch.sh", "tritonserver.sh"):
         text = (repository / name).read_text().replace(TRITONSERVER, str(server)).replace(LAUNCHER, str(launcher))
-        text = text.replace("python3 -m specdeploy.serving.runtime_versions big", "true").replace(
-            "python3", sys.executable
-        )
+        text = text.replace(RUNTIME_CHECK, "true ").replace("python3", sys.executable)
         (repository / name).write_text(re.sub(r"^.. -d /srv/engines.*\n", "", text, flags=re.MULTILINE))
     sources = str(Path(__file__).parents[4] / "build")
 
@@ -256,7 +289,14 @@ def test_docker_gets_the_folders_that_were_given(repository: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
-    [((), "usage: docker-run.sh"), (("{}",), "it has no pyproject.toml")],
+    [
+        ((), "usage: docker-run.sh"),
+        (("{0}",), "it has no pyproject.toml"),
+        (("{0}/none",), "no such folder: {0}/none"),
+        (("{0}/source",), "/srv/engines holds no build 0123456789abcdef: give the folder of builds as last argument"),
+        (("{0}/source", "{0}"), "make engines DEPLOYMENT=big and make repo DEPLOYMENT=big"),
+        (("{0}/source", "{0}/a,b"), "{0}/a,b holds a comma or colon"),
+    ],
 )
 def test_docker_script_refuses_what_cannot_work(
     repository: Path, tmp_path: Path, arguments: tuple[str, ...], reason: str
@@ -265,11 +305,76 @@ def test_docker_script_refuses_what_cannot_work(
     docker.parent.mkdir()
     docker.write_text("#!/bin/sh\n")
     docker.chmod(0o755)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "pyproject.toml").touch()
+    (tmp_path / "a,b" / "0123456789abcdef").mkdir(parents=True)
     given = [argument.format(tmp_path) for argument in arguments]
 
     done = run(repository / "docker-run.sh", *given, PATH=f"{docker.parent}:{os.environ['PATH']}")
 
     assert done.returncode == 1
+    assert reason.format(tmp_path) in done.stderr
+
+
+def test_weights_that_are_not_on_the_host_are_no_matter_of_mounting(tmp_path: Path) -> None:
+    build = replace(make_build("ngram"), checkpoint_folders=("/no/such/weights",))
+    for name in ("docker-run.sh", "launch.slurm"):
+        text = render_repository(make_config("ngram"), build)[name]
+        (line,) = [line for line in text.splitlines() if line.startswith("[[ -d /no/such/weights ]]")]
+        assert "is missing on this machine" in line
+        assert "run make engines DEPLOYMENT=big" in line
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Path:
+    """A folder with the sources, a build and an `srun` that prints what it is given."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "srun").write_text('#!/bin/sh\nfor argument in "$@"; do echo "$argument"; done\n')
+    (tmp_path / "bin" / "srun").chmod(0o755)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "pyproject.toml").touch()
+    (tmp_path / "engines" / "0123456789abcdef").mkdir(parents=True)
+    return tmp_path
+
+
+def submit(repository: Path, slurm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [BASH, str(repository / "launch.slurm"), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=slurm,
+        env={"PATH": f"{slurm / 'bin'}:{os.environ['PATH']}"},
+    )
+
+
+def test_a_job_mounts_folders_by_their_full_path(repository: Path, slurm: Path) -> None:
+    done = submit(repository, slurm, "source", os.path.relpath(repository, slurm), "engines")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    mounts = [line for line in done.stdout.splitlines() if line.startswith("--container-mounts=")]
+    repository_mount = f"{repository}:/opt/specdeploy-repository:ro"
+    source_mount = f"{slurm}/source:/opt/specdeploy-source:ro"
+    all_mounts = f"--container-mounts={slurm}/engines:/srv/engines:ro,{repository_mount},{source_mount}"
+    assert mounts == [all_mounts, all_mounts]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("source",), "usage: sbatch launch.slurm"),
+        (("none", "repo/big", "engines"), "no such folder: none"),
+        (("engines", "repo/big", "engines"), "it has no pyproject.toml"),
+        (("source", "none", "engines"), "no such folder: none"),
+        (("source", "source", "engines"), "source has no slurm_task.sh: run make repo DEPLOYMENT=big"),
+        (("source", "repo/big"), "/srv/engines holds no build 0123456789abcdef"),
+        (("source", "repo/big", "source"), "source holds no build 0123456789abcdef"),
+    ],
+)
+def test_a_job_refuses_what_cannot_work(arguments: tuple[str, ...], reason: str, repository: Path, slurm: Path) -> None:
+    done = submit(repository, slurm, *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "launch.slurm: " in done.stderr
     assert reason in done.stderr
 
 

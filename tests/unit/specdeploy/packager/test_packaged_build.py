@@ -21,6 +21,7 @@ def test_reads_what_the_manifest_says(tmp_path: Path) -> None:
     assert (found.folder, found.engines_root) == (str(tmp_path / build_id), str(tmp_path))
     assert found.engines == make_build("draft_model").engines
     assert found.memory == make_build("draft_model").memory
+    assert (found.build_id, found.config_digest) == (build_id, "digest")
     assert (found.unresolved, found.guided_tokenizer_info, found.checkpoint_folders) == ((), None, ())
 
 

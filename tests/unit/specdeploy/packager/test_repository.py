@@ -1,11 +1,13 @@
 """Model repositories: right, whole, and left alone when nothing changed."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers.deployment_files import write_deployment
+from helpers.engine_builds import make_build, make_config
 from specdeploy.config.load import load_deployment
 from specdeploy.config.schema import DeploymentConfig
 from specdeploy.contract import RepositoryManifest
@@ -36,6 +38,24 @@ def test_writes_one_model_and_says_what(config: DeploymentConfig, repo_root: Pat
     assert manifest.models == ("llm",)
     assert manifest.files == tuple(entry for entry in hash_folder(folder) if entry.path != "repository.json")
     assert RepositoryManifest.model_validate_json((folder / "repository.json").read_bytes()) == manifest
+
+
+def test_lane_torch_names_no_build(config: DeploymentConfig, repo_root: Path) -> None:
+    manifest = pack_repository(config, repo_root, make_build())
+    assert (manifest.build_id, manifest.config_digest) == (None, None)
+    assert "build_id" not in (repo_root / "tiny" / "repository.json").read_text()
+
+
+def test_a_vendor_lane_names_its_build_and_config(repo_root: Path) -> None:
+    build = replace(make_build(), config_digest="c0ffee")
+    manifest = pack_repository(make_config(), repo_root, build)
+    assert (manifest.build_id, manifest.config_digest) == ("0123456789abcdef", "c0ffee")
+    inode = (repo_root / "big").stat().st_ino
+    assert pack_repository(make_config(), repo_root, build) == manifest
+    assert (repo_root / "big").stat().st_ino == inode
+    # The engines are the same and so is every other file: what it was packed for is not.
+    pack_repository(make_config(), repo_root, replace(build, config_digest="decade"))
+    assert '"decade"' in (repo_root / "big" / "repository.json").read_text()
 
 
 def test_names_the_deployment_and_no_path(config: DeploymentConfig, repo_root: Path) -> None:

@@ -1,6 +1,7 @@
 """The process that stays while a server runs that its launcher started and left."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -72,6 +73,72 @@ def test_a_server_that_was_left_behind_is_its_child_and_is_ended_with_it(tmp_pat
 
     assert ended.read_text() == "yes\n"
     assert process.returncode == 0
+
+
+TRAPS = "trap 'echo term > {log}; exit 0' TERM; trap 'echo int > {log}; exit 0' INT; echo ready > {ready};"
+
+
+def test_an_interrupt_that_no_terminal_sent_ends_the_server(tmp_path: Path) -> None:
+    """As in a container: Ctrl-C reaches one process, and a server in the background has never heard of it."""
+    ready, log = tmp_path / "ready", tmp_path / "log"
+    process = start(*shell(TRAPS.format(ready=ready, log=log), "while true; do sleep 0.05; done"))
+    try:
+        wait_for(ready)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    assert log.read_text() == "term\n"
+    assert process.returncode == 0
+
+
+def test_an_interrupt_from_the_terminal_is_not_repeated(tmp_path: Path) -> None:
+    ready, log = tmp_path / "ready", tmp_path / "log"
+    ours, theirs = pty.openpty()
+    take_terminal = (
+        "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
+    )
+    lines = (TRAPS.format(ready=ready, log=log), "while true; do sleep 0.05; done")
+    process = subprocess.Popen(
+        [sys.executable, "-c", take_terminal, sys.executable, "-m", "specdeploy.serving.foreground", *shell(*lines)],
+        stdin=theirs,
+        env={**os.environ, "PYTHONPATH": SOURCES},
+        start_new_session=True,
+    )
+    try:
+        wait_for(ready)
+        os.write(ours, b"\x03")
+        assert process.wait(timeout=30) == 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        os.close(ours)
+        os.close(theirs)
+    assert log.read_text() == "int\n"
+
+
+def test_a_signal_before_the_launcher_ends_reaches_what_it_leaves(tmp_path: Path) -> None:
+    ready, go, log = tmp_path / "ready", tmp_path / "go", tmp_path / "log"
+    server = f"trap 'echo term > {log}; exit 0' TERM; while true; do sleep 0.05; done"
+    launcher = f"trap : TERM; ( {server} ) & echo ready > {ready}; until [[ -e {go} ]]; do sleep 0.02; done; exit 0"
+    process = start(*shell(launcher))
+    try:
+        wait_for(ready)
+        time.sleep(0.3)  # the launcher's own child must have set its trap
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert not log.exists()  # only the launcher was told: the server is not a child yet
+        go.touch()
+        process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert log.read_text() == "term\n"
 
 
 def test_children_do_not_inherit_what_it_does_about_signals() -> None:

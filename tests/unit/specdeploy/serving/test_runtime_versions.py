@@ -1,16 +1,23 @@
 """What was recorded when a build was made, against what is installed where it would be served."""
 
 import importlib.metadata
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from helpers.engine_builds import make_config
 from helpers.engine_manifests import INSTALLED, VERSIONS, write_engine_build
-from specdeploy.contract import EngineManifest
+from helpers.fabricated_checkpoints import LlamaSize, llama_config, llama_tensors, write_checkpoint
+from specdeploy.checkpoint.pinned_sources import PinnedSource, PinnedSources
+from specdeploy.checkpoint.source import digest_files, list_checkpoint_files
+from specdeploy.contract import EngineManifest, FileDigest
 from specdeploy.errors import ServerError
-from specdeploy.manifest import load_manifest
+from specdeploy.manifest import load_manifest, sha256_file
+from specdeploy.packager.packaged_build import load_packaged_build
+from specdeploy.packager.repository import pack_repository
 from specdeploy.serving.runtime_versions import (
     check_deployment,
     compare_versions,
@@ -19,6 +26,9 @@ from specdeploy.serving.runtime_versions import (
     runtime_problems,
     version_table,
 )
+from specdeploy.serving.server_log import extract_cause
+
+SIZE = LlamaSize(1, 64, 128, 4, 2, 512, head_dim=16)
 
 
 @pytest.fixture
@@ -161,10 +171,12 @@ def test_cuda_of_the_package_where_no_container_says_it() -> None:
 @pytest.mark.parametrize(
     ("arguments", "has_root", "code", "said"),
     [
-        (["big"], True, 1, "tensorrt_llm"),
-        (["other"], True, 1, "was never built"),
+        (["big", "BUILD"], True, 1, "tensorrt_llm"),
+        (["other", "BUILD"], True, 1, "was never built"),
+        (["big", "0123456789abcdef"], True, 1, "was packed for build 0123456789abcdef"),
+        (["big"], True, 64, "run make repo again"),
         ([], True, 64, "usage:"),
-        (["big"], False, 64, "usage:"),
+        (["big", "BUILD"], False, 64, "usage:"),
     ],
 )
 def test_the_module_says_no_in_words(
@@ -178,10 +190,75 @@ def test_the_module_says_no_in_words(
 ) -> None:
     environment = {"SPECDEPLOY_ENGINES_ROOT": str(engines_root)} if has_root else {}
 
-    assert main(arguments, environment) == code
-    assert said in capsys.readouterr().err
+    assert main([build_id if word == "BUILD" else word for word in arguments], environment) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert said in "\n".join(lines)
+    assert all(line.startswith("specdeploy: ") for line in lines)
 
 
 def test_the_module_says_yes(engines_root: Path, build_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdeploy.serving.runtime_versions.find_installed_versions", lambda _: INSTALLED)
-    assert main(["big"], {"SPECDEPLOY_ENGINES_ROOT": str(engines_root)}) == 0
+    assert main(["big", build_id], {"SPECDEPLOY_ENGINES_ROOT": str(engines_root)}) == 0
+
+
+def test_the_whole_table_reaches_the_user_through_the_log(
+    engines_root: Path, build_id: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = {**INSTALLED, "tensorrt": "10.13.3.9"}
+    monkeypatch.setattr("specdeploy.serving.runtime_versions.find_installed_versions", lambda _: other)
+    assert main(["big", build_id], {"SPECDEPLOY_ENGINES_ROOT": str(engines_root)}) == 1
+
+    cause = str(extract_cause(capsys.readouterr().err))
+
+    assert cause.startswith(f"{engines_root / build_id}: was built with other versions than those installed here:\n")
+    assert re.search(r"^ +tensorrt +10\.14\.1\.48 +10\.13\.3\.9 +<- differs$", cause, re.MULTILINE)
+    assert cause.endswith("or build it again here")
+
+
+def test_another_build_than_the_one_packed(engines_root: Path, build_id: str) -> None:
+    check_deployment(engines_root, "big", INSTALLED, build_id=build_id)
+    with pytest.raises(ServerError, match=f"packed for build 0123, and {build_id} is served now.*make repo"):
+        check_deployment(engines_root, "big", INSTALLED, build_id="0123")
+
+
+def test_the_repository_is_compared_with_what_was_packed(engines_root: Path, build_id: str, tmp_path: Path) -> None:
+    pack_repository(make_config(), tmp_path / "repo", load_packaged_build(engines_root, "big"))
+    folder = tmp_path / "repo" / "big"
+    check_deployment(engines_root, "big", INSTALLED, build_id=build_id, repository=folder)
+
+    (folder / "draft" / "config.pbtxt").write_text("")
+
+    with pytest.raises(ServerError, match=r"draft/config\.pbtxt changed since it was packed\. Run: make repo"):
+        check_deployment(engines_root, "big", INSTALLED, build_id=build_id, repository=folder)
+
+
+def test_pinned_weights_are_compared(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "target", llama_config(SIZE), llama_tensors(SIZE))
+    files = {
+        "sources.json": PinnedSources(checkpoints=(pin(checkpoint),)).model_dump_json(),
+        "target/config.json": "{}",
+    }
+    write_engine_build(tmp_path / "engines", config=make_config("ngram"), files=files)
+    check_deployment(tmp_path / "engines", "big", INSTALLED)
+
+    (weights,) = checkpoint.glob("*.safetensors")
+    with weights.open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x01")
+
+    with pytest.raises(ServerError, match=f"{weights.name} in {checkpoint} changed since the build"):
+        check_deployment(tmp_path / "engines", "big", INSTALLED)
+
+
+def pin(checkpoint: Path) -> PinnedSource:
+    files = list_checkpoint_files(checkpoint)
+    return PinnedSource(
+        role="target",
+        reference="owner/model",
+        commit=None,
+        folder=str(checkpoint),
+        digest=digest_files(files),
+        files=tuple(
+            FileDigest(path=path.name, sha256=sha256_file(path), num_bytes=path.stat().st_size) for path in files
+        ),
+    )

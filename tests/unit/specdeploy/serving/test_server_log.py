@@ -47,6 +47,78 @@ def test_marked_line_printed_by_the_stub() -> None:
     assert extract_cause(f"{NOISE}specdeploy: threads must be at least 1\n{FAILED}") == "threads must be at least 1"
 
 
+def test_lines_of_a_script_that_are_marked_one_by_one_are_one_message() -> None:
+    log = f"{NOISE}specdeploy: engines/x: was built with other versions:\nspecdeploy:   tensorrt  10.14  10.13\n"
+
+    assert extract_cause(log + "bash: warning: setlocale\n") == (
+        "engines/x: was built with other versions:\n  tensorrt  10.14  10.13"
+    )
+
+
+RULE = "-" * 74
+NO_SLOTS = f"""\
+{RULE}
+There are not enough slots available in the system to satisfy the 4
+slots that were requested by the application:
+
+  /opt/specdeploy-repository/tritonserver.sh
+
+Either request fewer procs for your application, or make more slots available.
+{RULE}
+"""
+NOT_EXECUTED = f"""\
+{RULE}
+mpirun was unable to launch the specified application as it could not access
+or execute an executable:
+
+Executable: /opt/specdeploy-repository/tritonserver.sh
+Node: host
+
+while attempting to start process rank 0.
+{RULE}
+"""
+KILLED = f"""\
+{RULE}
+Primary job  terminated normally, but 1 process returned
+a non-zero exit code. Per user-direction, the job has been aborted.
+{RULE}
+{RULE}
+mpirun noticed that process rank 1 with PID 0 on node host exited on signal 9 (Killed).
+{RULE}
+"""
+
+
+NOT_INSTALLED = (
+    "/usr/bin/python3: Error while finding module specification for 'specdeploy.serving.runtime_versions' "
+    "(ModuleNotFoundError: No module named 'specdeploy')\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("specdeploy: launch.sh: /srv/engines/x is missing: mount it here\n", "launch.sh: /srv/engines/x is missing"),
+        (
+            NOT_INSTALLED,
+            "python3 -m pip install SOURCE_FOLDER",
+        ),
+        ("/usr/bin/python3: No module named specdeploy\n", "python3 -m pip install SOURCE_FOLDER"),
+        ("/repo/big/launch.sh: line 12: python3: command not found\n", "line 12: python3: command not found"),
+        ("/repo/big/launch.sh: line 9: /x: Permission denied\n", "/x: Permission denied"),
+        (NO_SLOTS, "not enough slots available in the system to satisfy the 4 slots"),
+        (NOT_EXECUTED, "could not access or execute an executable: Executable: /opt/specdeploy-repository"),
+        (KILLED, "process rank 1 with PID 0 on node host exited on signal 9 (Killed)"),
+        (
+            "[TensorRT-LLM][ERROR] Assertion failed: no room (kv.cpp:1)\n" + KILLED,
+            "Assertion failed: no room",
+        ),
+        ("[TensorRT-LLM][INFO] fine\n" + NO_SLOTS + KILLED, "not enough slots"),
+    ],
+)
+def test_what_scripts_and_launchers_print(log: str, cause: str) -> None:
+    assert cause in str(extract_cause(NOISE + log))
+
+
 def test_traceback_printed_by_a_library() -> None:
     log = f'{NOISE}Traceback (most recent call last):\n  File "x.py", line 1\n    boom()\nOSError: disk full\nmore\n'
 

@@ -11,6 +11,7 @@ from packaging.version import Version
 from specdeploy.errors import BuildError
 from specdeploy.trtllm.facts import (
     BUILD_FLAGS_FILE,
+    JULY_MAIN,
     LLM_ARGS_FILE,
     LLM_ARGS_GROUPS,
     SPECULATIVE_FILE,
@@ -158,6 +159,51 @@ def test_every_version_has_every_group() -> None:
         column = llm_args_column(Version(version))
         for group in LLM_ARGS_GROUPS:
             assert llm_args_fields(column, group), (version, group)
+
+
+@pytest.mark.parametrize(
+    ("version", "speculative", "arguments"),
+    [
+        ("1.0", ("1.0.0",), ("1.0.0",)),
+        ("1.0.0", ("1.0.0",), ("1.0.0",)),
+        ("1.0.0.post1", ("1.0.0", "1.2.0rc"), ("1.0.0", "1.2.0rc")),
+        ("1.0.0.2508", ("1.0.0", "1.2.0rc"), ("1.0.0", "1.2.0rc")),
+        ("1.0.3.2510", ("1.0.0", "1.2.0rc"), ("1.0.0", "1.2.0rc")),
+        ("1.1.0", ("1.0.0", "1.2.0rc"), ("1.0.0", "1.2.0rc")),
+        ("1.1.0.post1", ("1.0.0", "1.2.0rc"), ("1.0.0", "1.2.0rc")),
+        ("1.2.0rc0", ("1.2.0rc",), ("1.2.0rc",)),
+        ("1.2.0", ("1.2.0rc", "1.2.1"), ("1.2.0rc", "1.2.1")),
+        ("1.2.0.post1", ("1.2.0rc", "1.2.1"), ("1.2.0rc", "1.2.1")),
+        ("1.2.0.2511", ("1.2.0rc", "1.2.1"), ("1.2.0rc", "1.2.1")),
+        ("1.2.1rc1", ("1.2.0rc", "1.2.1"), ("1.2.0rc", "1.2.1")),
+        ("1.2.1", ("1.2.1",), ("1.2.1",)),
+        ("1.2.1.post1", ("1.2.1",), ("1.2.1",)),
+        ("1.2.1.2511", ("1.2.1",), ("1.2.1",)),
+        ("1.3.0rc27", ("1.3.0rc27",), (JULY_MAIN,)),
+        ("1.3.0", ("1.3.0rc27", "1.4.0rc1"), (JULY_MAIN,)),
+        ("1.3.0.post1", ("1.3.0rc27", "1.4.0rc1"), (JULY_MAIN,)),
+        ("1.4.0rc2", ("1.4.0rc1", "1.4.0rc4"), (JULY_MAIN,)),
+    ],
+)
+def test_the_columns_of_a_version_are_its_own_or_its_neighbours(
+    version: str, speculative: tuple[str, ...], arguments: tuple[str, ...]
+) -> None:
+    for column, sources in (
+        (speculative_column(Version(version)), speculative),
+        (llm_args_column(Version(version)), arguments),
+    ):
+        assert column.sources == sources
+        assert column.is_exact is ((sources == (version,) and version != "1.2.1") or version == "1.0")
+        assert column.is_exact or column.note
+
+
+@pytest.mark.parametrize("version", ["0.21.0", "1.2.2", "1.2.2rc1", "1.3.0rc26", "1.4.0rc5", "1.4.0"])
+def test_what_lies_outside_everything_that_was_read_has_no_column(version: str) -> None:
+    for find in (speculative_column, llm_args_column):
+        with pytest.raises(
+            BuildError, match=r"tensorrt_llm\.version: .*`python -m specdeploy\.builders\.trtllm_probe`"
+        ):
+            find(Version(version))
 
 
 # --- flags ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from packaging.version import Version
 
-from helpers.fake_tensorrt_llm import on_import_path, write_fake_tensorrt_llm
+from helpers.fake_tensorrt_llm import VERSIONS, on_import_path, write_fake_tensorrt_llm
 from helpers.llmapi_deployment import (
     BY_LOAD,
     LLMAPI_METHODS,
@@ -35,8 +35,9 @@ from specdeploy.trtllm.llm_args import render_llm_args, render_yaml, validate_ll
 from specdeploy.trtllm.probe_record import ProbeRecord
 
 CASES: list[tuple[str, ProbeRecord | None]] = [
-    *((version, None) for version in ("1.0.0", "1.0.3.2510", "1.1.0", "1.2.0rc6")),
+    *((version, None) for version in ("1.0.0", "1.0.0.post1", "1.0.3.2510", "1.1.0", "1.1.0.post1", "1.2.0rc6")),
     *(("1.2.1", probe) for probe in PROBES_121),
+    *((version, make_probe(version)) for version in ("1.2.0.post1", "1.2.0.2511", "1.2.1.post1", "1.2.1.2511")),
     *((version, None) for version in ("1.3.0rc27", "1.3.0rc29", "1.4.0rc1", "1.4.0rc4")),
 ]
 
@@ -63,7 +64,7 @@ def accepted_by_column(version: str, decoding_type: str) -> set[str]:
         table = own[decoding_type]["fields"]
         return {name for key, entry in table.items() for name in (key, *entry.get("aliases", ()))}
     types = speculative_types(speculative_column(Version(version)))
-    names = {"Eagle3": "Eagle", "Draft_Target": "DraftTarget"} if version == "1.2.1" else {}
+    names = {"Eagle3": "Eagle", "Draft_Target": "DraftTarget"} if version.startswith("1.2.1") else {}
     fields = types[names.get(decoding_type, decoding_type)]
     return {name for field in fields.values() for name in field.accepted_names}
 
@@ -95,10 +96,14 @@ def test_every_rendered_key_exists_in_its_version(version: str, probe: ProbeReco
     assert validate_llm_args(rendered.arguments, version=Version(version), probe=probe, config=config) == []
 
 
-@pytest.mark.parametrize(("version", "probe"), CASES)
-def test_strict_classes_accept_what_is_rendered(tmp_path: Path, version: str, probe: ProbeRecord | None) -> None:
+@pytest.mark.parametrize(
+    ("version", "probe", "era"), [(version, probe, era) for version, probe in CASES for era in VERSIONS[version]]
+)
+def test_strict_classes_accept_what_is_rendered(
+    tmp_path: Path, version: str, probe: ProbeRecord | None, era: str
+) -> None:
     spellings = None if probe is None else {key: value for key, value in probe.spellings.items() if value is not None}
-    write_fake_tensorrt_llm(tmp_path, version, spellings)
+    write_fake_tensorrt_llm(tmp_path, version, spellings, era)
     with on_import_path(tmp_path):
         for method in LLMAPI_METHODS:
             for model in (EngineModel.TARGET, EngineModel.TARGET_PLAIN):
@@ -114,6 +119,8 @@ def test_the_plain_instance_does_not_speculate(version: str, probe: ProbeRecord 
     assert "speculative_config" not in rendered.arguments
     assert "disable_overlap_scheduler" not in rendered.arguments
     assert rendered.arguments["guided_decoding_backend"] == "xgrammar"
+    # Without it 1.0 does not look at the sampling of a request; gone in 1.2.
+    assert rendered.arguments.get("enable_mixed_sampler", False) is (version == "1.0.0")
     assert rendered.unresolved == ()
     assert validate_llm_args(rendered.arguments, version=Version(version), probe=probe) == []
 
@@ -198,7 +205,7 @@ def test_the_depth_of_mtp_has_the_name_of_its_version(version: str, probe: Probe
 
 @pytest.mark.parametrize(("version", "probe"), CASES)
 def test_the_overlap_scheduler_is_off_only_where_it_must_be(version: str, probe: ProbeRecord | None) -> None:
-    is_old = Version(version) <= Version("1.2.1")
+    is_old = Version(version) < Version("1.3.0rc27")
     expected = {"eagle3": False, "mtp": False, "ngram": True, "draft_model": is_old}
     for method, is_off in expected.items():
         arguments = render(make_deployment(method), version, probe).arguments
@@ -237,6 +244,178 @@ def test_speculation_and_guided_decoding_are_kept_apart_where_the_version_refuse
     assert render(config, "1.1.0").arguments["guided_decoding_backend"] == "xgrammar"
 
 
+# --- what the deployment cannot do without --------------------------------------------------------------------------
+
+
+def without(probe: ProbeRecord, group: str, *names: str) -> ProbeRecord:
+    """`probe` of a package that lacks `names`; `group` a field of the record, or a decoding_type."""
+    if group in probe.speculative_fields:
+        left = tuple(name for name in probe.speculative_fields[group] if name not in names)
+        return probe.model_copy(update={"speculative_fields": probe.speculative_fields | {group: left}})
+    return probe.model_copy(update={group: tuple(name for name in getattr(probe, group) if name not in names)})
+
+
+@pytest.mark.parametrize(
+    ("method", "group", "name", "key"),
+    [
+        *(
+            ("eagle3", "llm_args_fields", name, name)
+            for name in (
+                "model",
+                "max_batch_size",
+                "max_num_tokens",
+                "max_seq_len",
+                "tensor_parallel_size",
+                "moe_expert_parallel_size",
+                "gpus_per_node",
+                "enable_chunked_prefill",
+                "kv_cache_config",
+                "speculative_config",
+            )
+        ),
+        *(
+            ("eagle3", "kv_cache_fields", name, f"kv_cache_config.{name}")
+            for name in ("max_tokens", "free_gpu_memory_fraction", "dtype")
+        ),
+        ("ngram", "llm_args_fields", "disable_overlap_scheduler", "disable_overlap_scheduler"),
+        ("draft_model", "llm_args_fields", "disable_overlap_scheduler", "disable_overlap_scheduler"),
+        ("eagle3", "Eagle", "max_draft_len", "speculative_config.max_draft_len"),
+        ("ngram", "NGram", "max_draft_len", "speculative_config.max_draft_len"),
+        ("ngram", "NGram", "max_matching_ngram_size", "speculative_config.max_matching_ngram_size"),
+    ],
+)
+def test_a_package_without_a_needed_key_is_refused(method: str, group: str, name: str, key: str) -> None:
+    probe = without(make_probe("1.2.1"), group, name)
+    with pytest.raises(BuildError) as raised:
+        render(full_deployment(Method(method)), "1.2.1", probe)
+    assert str(raised.value).startswith(f"{key}: TensorRT-LLM 1.2.1 is not known to have it")
+    assert "run `python -m specdeploy.builders.trtllm_probe`" in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_all_needed_keys_that_are_missing_are_named_at_once() -> None:
+    probe = without(make_probe("1.2.1"), "llm_args_fields", "max_batch_size", "kv_cache_config", "speculative_config")
+    with pytest.raises(BuildError) as raised:
+        render(make_deployment("ngram"), "1.2.1", probe)
+    keys = [line.partition(":")[0] for line in str(raised.value).splitlines()]
+    assert keys == ["max_batch_size", "kv_cache_config", "speculative_config"]
+
+
+def test_a_draft_without_a_name_for_its_folder_is_refused() -> None:
+    probe = without(make_probe("1.2.1"), "Eagle", "speculative_model", "speculative_model_dir")
+    with pytest.raises(BuildError, match=r"speculative_config\.speculative_model_dir: TensorRT-LLM 1\.2\.1"):
+        render(make_deployment("eagle3"), "1.2.1", probe)
+
+
+def test_what_only_makes_it_slower_is_left_out_and_noted() -> None:
+    probe = without(make_probe("1.2.1"), "kv_cache_fields", "enable_block_reuse")
+    rendered = render(make_deployment("ngram"), "1.2.1", probe)
+    assert "enable_block_reuse" not in section(rendered.arguments, "kv_cache_config")
+    assert any("kv_cache_config.enable_block_reuse is left out" in note for note in rendered.notes)
+
+
+# --- where names were read ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "class_name", "read"),
+    [
+        ("1.3.0rc27", "ngram", "NGram", "1.3.0rc (July-Aug 2026 main)"),
+        ("1.3.0rc27", "eagle3", "Eagle3", None),
+        ("1.3.0rc29", "mtp", "MTP", "1.3.0rc27"),
+        ("1.3.0rc29", "eagle3", "Eagle3", None),
+        ("1.4.0rc1", "mtp", "MTP", "1.3.0rc27"),
+        ("1.4.0rc4", "draft_model", "Draft_Target", "1.3.0rc (July-Aug 2026 main)"),
+        ("1.4.0rc4", "mtp", "MTP", None),
+        ("1.0.0", "ngram", "NGram", None),
+    ],
+)
+def test_a_class_that_its_version_did_not_show_is_noted(
+    version: str, method: str, class_name: str, read: str | None
+) -> None:
+    rendered = render(make_deployment(method), version)
+    notes = [note for note in rendered.notes if "class " in note]
+    note = f"speculative_config: class {class_name} was read in {read}, not in {version}"
+    assert notes == ([] if read is None else [note])
+    assert any(source.startswith(f"class {class_name} of {read or ''}") for source in rendered.known_from)
+
+
+def test_names_of_a_probe_are_known_from_it() -> None:
+    assert render(make_deployment("ngram"), "1.2.1", PROBES_121[0]).known_from == ("the probe of the installed 1.2.1",)
+
+
+@pytest.mark.parametrize("version", ["1.2.1.post1", "1.2.1.2511"])
+def test_a_later_build_of_1_2_1_is_read_as_1_2_1(version: str) -> None:
+    rendered = render(make_deployment("eagle3"), version)
+    assert section(rendered.arguments, "speculative_config")["decoding_type"] == "unresolved:Eagle|Eagle3"
+    assert any(f"{version} was not read, it is taken for 1.2.1" in note for note in rendered.notes)
+
+
+# --- sampling and penalties -----------------------------------------------------------------------------------------
+
+
+def candidate_probe(version: str) -> ProbeRecord:
+    """A candidate of 1.3.0 that nobody read, as main of early 2026 was: the switch exists, penalties do not."""
+    probe = make_probe("1.3.0rc27").model_copy(update={"version": version})
+    for name in ("Eagle3", "MTP", "NGram", "Draft_Target"):
+        probe = without(probe, name, "enable_penalty")
+    return probe
+
+
+@pytest.mark.parametrize("method", LLMAPI_METHODS)
+@pytest.mark.parametrize(("settings", "is_alone"), [(SWAP, True), ({}, False)])
+def test_sampling_switches_are_written_where_they_act(method: Method, settings: dict[str, Any], is_alone: bool) -> None:
+    config = make_deployment(method, tensorrt_llm=settings)
+    is_one_model = method in (Method.EAGLE3, Method.MTP)
+
+    def written(version: str, probe: ProbeRecord | None = None) -> set[str]:
+        speculative = section(render(config, version, probe).arguments, "speculative_config")
+        return {name for name in ("allow_advanced_sampling", "enable_penalty") if speculative.get(name) is True}
+
+    assert written("1.3.0rc12", candidate_probe("1.3.0rc12")) == (
+        {"allow_advanced_sampling"} if is_one_model else set()
+    )
+    for version in ("1.3.0rc27", "1.4.0rc4"):  # the switch is a no-op that warns
+        assert written(version) == ({"enable_penalty"} if is_one_model and is_alone else set())
+    for version in ("1.0.0", "1.2.0rc6", "1.2.1"):
+        assert written(version, make_probe(version)) == set()
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "is_noted"),
+    [("1.0.0", SWAP, True), ("1.2.1", SWAP, True), ("1.2.1", {}, False), ("1.3.0rc27", SWAP, False)],
+)
+def test_refused_sampling_is_noted_before_it_is_served(version: str, settings: dict[str, Any], is_noted: bool) -> None:
+    notes = render(make_deployment("ngram", tensorrt_llm=settings), version).notes
+    found = [note for note in notes if note.startswith("requests that sample")]
+    assert bool(found) is is_noted
+    assert all("plain_instance: beside, or version 1.3.0rc27" in note for note in found)
+
+
+def test_a_candidate_that_samples_while_drafting_is_not_noted() -> None:
+    config = make_deployment("mtp", tensorrt_llm=SWAP)
+    rendered = render(config, "1.3.0rc12", candidate_probe("1.3.0rc12"))
+    assert not any(note.startswith("requests that sample") for note in rendered.notes)
+
+
+def test_metrics_of_requests_are_asked_for_in_each_request() -> None:
+    assert "return_perf_metrics" not in render(make_deployment("ngram"), "1.3.0rc27").arguments
+
+
+@pytest.mark.parametrize("version", ["1.3.0rc27", "1.5.0"])
+def test_the_depth_of_mtp_is_the_new_name_also_where_a_package_lists_the_old(version: str) -> None:
+    probe = make_probe("1.3.0rc27").model_copy(update={"version": version})
+    listed = (*probe.speculative_fields["MTP"], "num_nextn_predict_layers")
+    probe = probe.model_copy(update={"speculative_fields": probe.speculative_fields | {"MTP": listed}})
+    arguments = render(make_deployment("mtp"), version, probe).arguments
+    speculative = section(arguments, "speculative_config")
+    assert speculative == {"decoding_type": "MTP", "max_draft_len": 4}
+    assert validate_llm_args(arguments, version=Version(version), probe=probe) == []
+    speculative["num_nextn_predict_layers"] = speculative.pop("max_draft_len")
+    problems = validate_llm_args(arguments, version=Version(version), probe=probe)
+    assert any("max_draft_len: None where a number above 0" in problem for problem in problems)
+
+
 # --- K by load ------------------------------------------------------------------------------------------------------
 
 
@@ -271,7 +450,7 @@ def test_a_schedule_is_written_in_the_meaning_of_its_version(
 
 @pytest.mark.parametrize(("version", "probe"), CASES)
 def test_one_cut_becomes_max_concurrency_where_there_is_no_schedule(version: str, probe: ProbeRecord | None) -> None:
-    if version == "1.2.1":
+    if version.startswith("1.2.1"):
         expected: dict[str, Any] = {"draft_len_schedule": {1: 4, 17: 0}}
     else:
         expected = {"max_concurrency": 16} if Version(version) >= Version("1.2.0rc0") else {}
@@ -301,6 +480,36 @@ def test_a_plan_that_does_not_start_at_its_maximum_is_not_bent() -> None:
     ranges = [{"min_in_flight": 1, "max_in_flight": 4, "draft_len": 2}]
     assert load_limits("eagle3", "1.3.0rc27", None, ranges) == {}
     assert load_limits("ngram", "1.2.1", PROBES_121[0], ranges) == {}
+
+
+@pytest.mark.parametrize(
+    ("ranges", "words"),
+    [
+        (
+            [{"min_in_flight": 1, "max_in_flight": 4, "draft_len": 2}],
+            "drafts 2 for 1 request (write speculation.max_draft_len: 2, or give 1 request on draft_len 4, or plain",
+        ),
+        (
+            [{"min_in_flight": 8, "max_in_flight": 16, "draft_len": 4}],
+            "drafts 0 for 1 request (give 1 request on draft_len 4, or plain_instance: beside)",
+        ),
+        (
+            [
+                {"min_in_flight": 1, "max_in_flight": 4, "draft_len": 2},
+                {"min_in_flight": 5, "max_in_flight": 9, "draft_len": 4},
+            ],
+            "drafts 2 for 1 request (give 1 request on draft_len 4, or plain_instance: beside)",
+        ),
+    ],
+)
+@pytest.mark.parametrize(("method", "version"), [("ngram", "1.2.1"), ("eagle3", "1.3.0rc27")])
+def test_why_a_plan_that_begins_lower_is_lost_and_what_to_write(
+    method: str, version: str, ranges: list[dict[str, Any]], words: str
+) -> None:
+    config = make_deployment(method, tensorrt_llm=SWAP, speculation={"draft_len_by_in_flight": ranges})
+    (note,) = [note for note in render(config, version).notes if "is not kept" in note]
+    assert f"a schedule of TensorRT-LLM {version} must begin with max_draft_len 4" in note
+    assert words in note
 
 
 def test_beside_a_plain_instance_the_router_switches_and_nothing_is_written() -> None:

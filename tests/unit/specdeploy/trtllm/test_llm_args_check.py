@@ -6,6 +6,7 @@ import pytest
 from packaging.version import Version
 
 from helpers.llmapi_deployment import BY_LOAD, PROBES_121, SWAP, make_deployment, render, section
+from specdeploy.contract import EngineModel
 from specdeploy.trtllm.facts import LLM_ARGS_FILE, load_facts
 from specdeploy.trtllm.llm_args import validate_llm_args
 from specdeploy.trtllm.probe_record import ProbeRecord
@@ -58,6 +59,14 @@ def planted(version: str, method: str, changes: Mapping[str, object], probe: Pro
         ("1.3.0rc27", "eagle3", {"draft_len_schedule": {4: 4}, "max_concurrency": 4}, "exclude each other"),
         ("1.2.0rc6", "eagle3", {"max_concurrency": 4}, "is not known to obey it with eagle3"),
         ("1.3.0rc27", "ngram", {"draft_len_schedule": {4: 4}}, "cannot vary the draft length of ngram"),
+        (
+            "1.0.0",
+            "eagle3",
+            {"speculative_model_dir": None},
+            "speculative_model_dir: None where the folder",
+        ),
+        ("1.3.0rc27", "eagle3", {"speculative_model": "x"}, "speculative_model_dir are two names of one field"),
+        ("1.3.0rc27", "ngram", {"use_rejection_sampling": True}, "use_rejection_sampling: NGram has no such sampling"),
     ],
 )
 def test_a_planted_fault_is_reported(version: str, method: str, changes: dict[str, object], problem: str) -> None:
@@ -77,6 +86,77 @@ def test_a_planted_fault_is_reported(version: str, method: str, changes: dict[st
 def test_a_planted_fault_against_a_probe_is_reported(changes: dict[str, object], problem: str) -> None:
     problems = planted("1.2.1", "eagle3", changes, PROBES_121[0])
     assert any(problem in found for found in problems), problems
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "changes", "problem"),
+    [
+        ("1.2.0rc6", "ngram", {"pipeline_parallel_size": 2}, "pipeline_parallel_size: 2: speculation does not run"),
+        ("1.0.0", "ngram", {"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend: TensorRT-LLM 1.0.0"),
+        ("1.0.3.2510", "eagle3", {"guided_decoding_backend": "xgrammar"}, "refuses it with speculation"),
+        ("1.2.0rc6", "draft_model", {"disable_overlap_scheduler": False}, "DraftTarget of TensorRT-LLM 1.2.0rc6 does"),
+        (
+            "1.2.1",
+            "draft_model",
+            {"disable_overlap_scheduler": ...},
+            "disable_overlap_scheduler: unresolved:Draft",
+        ),
+        ("1.3.0rc27", "ngram", {"disable_overlap_scheduler": ...}, "disable_overlap_scheduler: NGram of TensorRT-LLM"),
+        ("1.0.0", "mtp", {"cuda_graph_config": {"batch_sizes": [1], "max_batch_size": 8}}, "exclude each other"),
+        ("1.0.0", "mtp", {"tensor_parallel_size": 0}, "tensor_parallel_size: 0 where a number of GPUs"),
+        ("1.3.0rc27", "mtp", {"moe_expert_parallel_size": -1}, "moe_expert_parallel_size: -1 where a number"),
+        ("1.2.0rc6", "mtp", {"pipeline_parallel_size": 0}, "pipeline_parallel_size: 0 where a number"),
+        *(
+            ("1.2.0rc6", "mtp", {key: ...}, f"{key}: missing, the deployment cannot do without")
+            for key in ("model", "max_batch_size", "max_num_tokens", "max_seq_len", "kv_cache_config")
+        ),
+        ("1.2.0rc6", "mtp", {"speculative_config": ...}, "speculative_config: missing, the deployment cannot"),
+        (
+            "1.2.0rc6",
+            "mtp",
+            {"kv_cache_config": {"max_tokens": 8}},
+            "free_gpu_memory_fraction: missing",
+        ),
+    ],
+)
+def test_a_planted_fault_beside_speculation_is_reported_once(
+    version: str, method: str, changes: dict[str, object], problem: str
+) -> None:
+    arguments = render(make_deployment(method), version).arguments
+    known = validate_llm_args(arguments, version=Version(version), probe=None, model=EngineModel.TARGET)
+    for key, value in changes.items():
+        arguments.pop(key, None)
+        arguments |= {} if value is ... else {key: value}
+    found = validate_llm_args(arguments, version=Version(version), probe=None, model=EngineModel.TARGET)
+    assert len([one for one in found if problem in one]) == 1, found
+    assert len(found) == len(known) + 1
+
+
+def test_rejection_sampling_and_guides_exclude_each_other() -> None:
+    config = make_deployment("eagle3", tensorrt_llm={"guided_decoding_backend": "xgrammar"})
+    arguments = render(config, "1.3.0rc27").arguments
+    assert validate_llm_args(arguments, version=Version("1.3.0rc27"), probe=None) == []
+    section(arguments, "speculative_config")["use_rejection_sampling"] = True
+    (problem,) = validate_llm_args(arguments, version=Version("1.3.0rc27"), probe=None)
+    assert "use_rejection_sampling: it and guided_decoding_backend exclude each other" in problem
+
+
+@pytest.mark.parametrize("settings", [{"tensor_parallel": 2}, {"tensor_parallel": 2, "expert_parallel": 2}])
+def test_gpus_of_the_config_that_the_arguments_lack_are_reported(settings: dict[str, int]) -> None:
+    config = make_deployment("mtp", tensorrt_llm=settings)
+    arguments = render(config, "1.2.0rc6").arguments
+    assert validate_llm_args(arguments, version=Version("1.2.0rc6"), probe=None, config=config) == []
+    for key in ("tensor_parallel_size", "moe_expert_parallel_size"):
+        arguments.pop(key, None)
+    found = validate_llm_args(arguments, version=Version("1.2.0rc6"), probe=None, config=config)
+    assert len(found) == len(settings)
+
+
+def test_an_instance_without_drafting_may_guide_and_overlap() -> None:
+    config = make_deployment("ngram", tensorrt_llm={"guided_decoding_backend": "xgrammar"})
+    arguments = render(config, "1.0.0", model=EngineModel.TARGET_PLAIN).arguments
+    found = validate_llm_args(arguments, version=Version("1.0.0"), probe=None, model=EngineModel.TARGET_PLAIN)
+    assert found == []
 
 
 def test_an_open_spelling_is_not_taken_on_trust() -> None:

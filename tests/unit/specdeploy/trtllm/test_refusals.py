@@ -91,6 +91,31 @@ def test_a_deployment_with_its_defaults_is_refused_by_nothing(engine: bool) -> N
             assert find_notes(facts) == []
 
 
+@pytest.mark.parametrize("bad", [{"guided_decoding_backend": "xgrammar"}, {"guided_decoding_backend": "llguidance"}])
+def test_no_remedy_recommends_what_the_engine_lane_refuses(bad: dict[str, str]) -> None:
+    facts = Case(section=bad, speculation={"constrained": "on"}).facts()
+    found = find_refusals(facts)
+    assert [violation.key for violation in found] == [
+        "speculation.constrained",
+        "tensorrt_llm.guided_decoding_backend",
+    ]
+    assert all("lane trtllm_llmapi" in violation.remedy for violation in found)
+    assert not any("xgrammar" in violation.remedy for violation in found)
+
+
+@pytest.mark.parametrize(
+    ("engine", "remedy"),
+    [
+        (True, "Use a version from 1.0.0 to 1.2.1, the last one with the engine flow."),
+        (False, "Use 1.2.1, or any version from 1.0.0 on."),
+    ],
+)
+def test_versions_offered_instead_of_an_unknown_one_are_of_the_lane(engine: bool, remedy: str) -> None:
+    case = Case(version="0.21.0") if engine else llmapi(version="0.21.0")
+    (violation,) = [one for one in find_refusals(case.facts()) if one.key == "tensorrt_llm.version"]
+    assert violation.remedy == remedy
+
+
 @pytest.mark.parametrize("method", [Method.MEDUSA, Method.LOOKAHEAD, Method.REDRAFTER, Method.EAGLE])
 def test_methods_of_the_engine_flow_alone_are_refused_in_the_other_lane(method: Method) -> None:
     facts = Case(method).facts()

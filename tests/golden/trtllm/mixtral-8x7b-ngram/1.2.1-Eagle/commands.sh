@@ -22,14 +22,14 @@ cp "$here/llm_args.yaml" /workspace/engines/mixtral-8x7b-ngram/
 python3 -m specdeploy.builders.trtllm_warmup /workspace/engines/mixtral-8x7b-ngram
 
 # Memory as it was counted:
-#   memory of H100 SXM (GPU 0)    80.0 GiB
+#   memory of H100 SXM (GPU 0)    79.0 GiB
 #   - weights of target           43.5 GiB  (92880764928 B of layers + embedding 262144000 + output layer 262144000) / 2 + norms 532480
 #   - activations of target      871.4 MiB  estimated: 8192 tokens x (2 x 4096 + 3072 + 43008) x 2 B + 96 rows x 32000 logits x 4 B x 2
 #   - runtime of target            2.0 GiB  assumed: CUDA context, kernels, NCCL, workspaces, decoder state
-#   - kept free                    5.0 GiB  (1 - kv_cache_fraction 0.85) x 36135034880 left
-#   = key/value caches            28.6 GiB
-#   target: 468640 tokens x 65536 B = 28.6 GiB
-#   full-length requests at once: 57 (57 with the target alone)
+#   - kept free                    4.9 GiB  (1 - kv_cache_fraction 0.85) x 35061293056 left
+#   = key/value caches            27.8 GiB
+#   target: 454720 tokens x 65536 B = 27.8 GiB
+#   full-length requests at once: 55 (55 with the target alone)
 
 # The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it
 # resumes where it was interrupted, verifies what it made and writes it down:

@@ -23,18 +23,18 @@ cp "$here/llm_args_plain.yaml" /workspace/engines/qwen3-8b-ngram/
 python3 -m specdeploy.builders.trtllm_warmup /workspace/engines/qwen3-8b-ngram
 
 # Memory as it was counted:
-#   memory of H100 SXM (GPU 0)       80.0 GiB
+#   memory of H100 SXM (GPU 0)       79.0 GiB
 #   - weights of target              15.3 GiB  (13891534848 B of layers + embedding 1244659712 + output layer 1244659712) / 1 + norms 598016
 #   - activations of target           1.1 GiB  estimated: 8192 tokens x (2 x 4096 + 6144 + 36864) x 2 B + 320 rows x 151936 logits x 4 B x 2
 #   - runtime of target               2.0 GiB  assumed: CUDA context, kernels, NCCL, workspaces, decoder state
 #   - weights of target_plain        15.3 GiB  (13891534848 B of layers + embedding 1244659712 + output layer 1244659712) / 1 + norms 598016
 #   - activations of target_plain     1.1 GiB  estimated: 8192 tokens x (2 x 4096 + 6144 + 36864) x 2 B + 320 rows x 151936 logits x 4 B x 2
 #   - runtime of target_plain         2.0 GiB  assumed: CUDA context, kernels, NCCL, workspaces, decoder state
-#   - kept free                       6.5 GiB  (1 - kv_cache_fraction 0.85) x 46385840128 left
-#   = key/value caches               36.7 GiB
-#   target: 133664 tokens x 147456 B = 18.4 GiB
-#   target_plain: 133664 tokens x 147456 B = 18.4 GiB
-#   full-length requests at once: 16 (46 with the target alone)
+#   - kept free                       6.3 GiB  (1 - kv_cache_fraction 0.85) x 45312098304 left
+#   = key/value caches               35.9 GiB
+#   target: 130592 tokens x 147456 B = 17.9 GiB
+#   target_plain: 130592 tokens x 147456 B = 17.9 GiB
+#   full-length requests at once: 15 (45 with the target alone)
 
 # The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it
 # resumes where it was interrupted, verifies what it made and writes it down:

@@ -38,17 +38,17 @@ mv /workspace/work/vicuna-13b-medusa/build-target/engine /workspace/engines/vicu
 mv /workspace/work/vicuna-13b-medusa/build-target_plain/engine /workspace/engines/vicuna-13b-medusa/target_plain_engine
 
 # Memory as it was counted:
-#   memory of H100 SXM (GPU 0)       80.0 GiB
+#   memory of H100 SXM (GPU 0)       79.0 GiB
 #   - weights of target              26.0 GiB  (27276134400 B of layers + output layer 327680000) / 1 + norms 829440 + embedding 327680000
 #   - activations of target         649.0 MiB  estimated: 4096 tokens x (2 x 5120 + 15360 + 41472) x 2 B + 512 rows x 32000 logits x 4 B x 2
 #   - runtime of target               2.0 GiB  assumed: CUDA context, kernels, NCCL, workspaces, decoder state
 #   - weights of target_plain        24.2 GiB  (25375539200 B of layers + output layer 327680000) / 1 + norms 829440 + embedding 327680000
 #   - activations of target_plain   649.0 MiB  estimated: 4096 tokens x (2 x 5120 + 15360 + 41472) x 2 B + 512 rows x 32000 logits x 4 B x 2
 #   - runtime of target_plain         2.0 GiB  assumed: CUDA context, kernels, NCCL, workspaces, decoder state
-#   - kept free                       3.7 GiB  (1 - kv_cache_fraction 0.85) x 26279274496 left
-#   = key/value caches               20.8 GiB
-#   target: 13632 tokens x 819200 B = 10.4 GiB
-#   target_plain: 13632 tokens x 819200 B = 10.4 GiB
+#   - kept free                       3.5 GiB  (1 - kv_cache_fraction 0.85) x 25205532672 left
+#   = key/value caches               20.0 GiB
+#   target: 13056 tokens x 819200 B = 10.0 GiB
+#   target_plain: 13056 tokens x 819200 B = 10.0 GiB
 #   full-length requests at once: 6 (27 with the target alone)
 
 # The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it

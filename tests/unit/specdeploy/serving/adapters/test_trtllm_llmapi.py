@@ -16,15 +16,18 @@ import yaml
 from helpers import fake_llm
 from helpers.fake_llm import Behaviour
 from helpers.tiny_checkpoint import EOS_ID, make_checkpoint
+from specdeploy.builders import trtllm_probe, trtllm_warmup
 from specdeploy.config.schema import DeploymentConfig
+from specdeploy.contract import EngineModel
 from specdeploy.errors import SpecDeployError
 from specdeploy.manifest import CurrentBuild
 from specdeploy.planner.schedule import plan_from_config
 from specdeploy.runtime.request import RowUpdate, SamplingParams
-from specdeploy.serving.adapters import Adapter
+from specdeploy.serving.adapters import Adapter, llmapi_instances
 from specdeploy.serving.adapters.torch import TorchAdapter
 from specdeploy.serving.adapters.trtllm_llmapi import TrtllmLlmapiAdapter
 from specdeploy.serving.request import Guide, ServingRequest
+from specdeploy.trtllm.class_arguments import class_arguments
 
 WAIT_S = 20
 K = 2
@@ -184,6 +187,11 @@ def answer(adapter: Adapter, request: ServingRequest, sink: RecordingSink | None
     adapter.submit(request, sink)
     assert sink.done.wait(WAIT_S)
     return sink
+
+
+def drop_paths(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Without the folder of the model, which the server makes absolute."""
+    return {key: value for key, value in arguments.items() if key != "model"}
 
 
 def then_hang(prompt: list[int], params: Any, is_speculative: bool) -> Iterable[fake_llm.Chunk]:
@@ -530,6 +538,19 @@ class TestLoading:
         ):
             start(behaviour)
         assert [llm.was_shut_down for llm in behaviour.llms] == [True]
+
+    def test_both_are_made_as_the_build_made_them(self, start: Start, engines_root: Path) -> None:
+        """What the classes accepted and the warm-up loaded at the build is what is served."""
+        behaviour = Behaviour()
+        start(behaviour)
+        module = fake_llm.make_modules(behaviour)["tensorrt_llm.llmapi.llm_args"]
+        made = [
+            class_arguments(trtllm_warmup.load_arguments(engines_root / "b1", instance), module)
+            for instance in (EngineModel.TARGET, EngineModel.TARGET_PLAIN)
+        ]
+        assert [drop_paths(llm.arguments) for llm in behaviour.llms] == [drop_paths(one) for one in made]
+        ways = {module.__dict__["class_arguments"] for module in (llmapi_instances, trtllm_warmup, trtllm_probe)}
+        assert ways == {class_arguments}
 
     def test_a_spelling_the_version_does_not_know(self, start: Start, engines_root: Path) -> None:
         write_arguments(engines_root, {"speculative_config": SPECULATION | {"decoding_type": "NGRAM"}})

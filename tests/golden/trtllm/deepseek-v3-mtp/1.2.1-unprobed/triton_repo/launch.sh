@@ -5,13 +5,13 @@ set -euo pipefail
 
 here="$(cd -- "$(dirname -- "$0")" && pwd)"
 printenv SPECDEPLOY_ENGINES_ROOT > /dev/null || export SPECDEPLOY_ENGINES_ROOT=/workspace/engines
-fail() { echo "launch.sh: $1" >&2; exit 1; }
+fail() { echo "specdeploy: launch.sh: $1" >&2; exit 1; }
 [[ -x /opt/tritonserver/bin/tritonserver ]] || fail "/opt/tritonserver/bin/tritonserver is missing: run this inside the container, which docker-run.sh starts"
 [[ -x "$here/tritonserver.sh" ]] || fail "$here/tritonserver.sh may not be executed: run chmod +x on it"
 [[ -d /workspace/engines/deepseek-v3-mtp ]] || fail '/workspace/engines/deepseek-v3-mtp is missing: mount it here'
 [[ -d /workspace/checkpoints/deepseek-ai--DeepSeek-V3/main ]] || fail '/workspace/checkpoints/deepseek-ai--DeepSeek-V3/main is missing: mount it here'
-# Engines run only with the versions they were built with.
-python3 -m specdeploy.serving.runtime_versions deepseek-v3-mtp
+# Engines run only with the versions they were built with, and only in the repository packed for them.
+python3 -m specdeploy.serving.runtime_versions deepseek-v3-mtp deepseek-v3-mtp "$here"
 
 exec "$here/tritonserver.sh" \
   --model-repository="$here" \

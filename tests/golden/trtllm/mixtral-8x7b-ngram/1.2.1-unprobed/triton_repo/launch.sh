@@ -5,13 +5,13 @@ set -euo pipefail
 
 here="$(cd -- "$(dirname -- "$0")" && pwd)"
 printenv SPECDEPLOY_ENGINES_ROOT > /dev/null || export SPECDEPLOY_ENGINES_ROOT=/workspace/engines
-fail() { echo "launch.sh: $1" >&2; exit 1; }
+fail() { echo "specdeploy: launch.sh: $1" >&2; exit 1; }
 [[ -x /opt/tritonserver/bin/tritonserver ]] || fail "/opt/tritonserver/bin/tritonserver is missing: run this inside the container, which docker-run.sh starts"
 [[ -x "$here/tritonserver.sh" ]] || fail "$here/tritonserver.sh may not be executed: run chmod +x on it"
 [[ -d /workspace/engines/mixtral-8x7b-ngram ]] || fail '/workspace/engines/mixtral-8x7b-ngram is missing: mount it here'
 [[ -d /workspace/checkpoints/mistralai--Mixtral-8x7B-Instruct-v0.1/main ]] || fail '/workspace/checkpoints/mistralai--Mixtral-8x7B-Instruct-v0.1/main is missing: mount it here'
-# Engines run only with the versions they were built with.
-python3 -m specdeploy.serving.runtime_versions mixtral-8x7b-ngram
+# Engines run only with the versions they were built with, and only in the repository packed for them.
+python3 -m specdeploy.serving.runtime_versions mixtral-8x7b-ngram mixtral-8x7b-ngram "$here"
 
 exec "$here/tritonserver.sh" \
   --model-repository="$here" \

@@ -5,14 +5,14 @@ set -euo pipefail
 
 here="$(cd -- "$(dirname -- "$0")" && pwd)"
 printenv SPECDEPLOY_ENGINES_ROOT > /dev/null || export SPECDEPLOY_ENGINES_ROOT=/workspace/engines
-fail() { echo "launch.sh: $1" >&2; exit 1; }
+fail() { echo "specdeploy: launch.sh: $1" >&2; exit 1; }
 [[ -x /opt/tritonserver/bin/tritonserver ]] || fail "/opt/tritonserver/bin/tritonserver is missing: run this inside the container, which docker-run.sh starts"
 [[ -x "$here/tritonserver.sh" ]] || fail "$here/tritonserver.sh may not be executed: run chmod +x on it"
 [[ -d /workspace/engines/vicuna-13b-medusa/target_engine ]] || fail '/workspace/engines/vicuna-13b-medusa/target_engine is missing: mount it here'
 [[ -d /workspace/engines/vicuna-13b-medusa/target_plain_engine ]] || fail '/workspace/engines/vicuna-13b-medusa/target_plain_engine is missing: mount it here'
 [[ -f /app/scripts/launch_triton_server.py ]] || fail "/app/scripts/launch_triton_server.py is missing: this is not a TensorRT-LLM container"
-# Engines run only with the versions they were built with.
-python3 -m specdeploy.serving.runtime_versions vicuna-13b-medusa
+# Engines run only with the versions they were built with, and only in the repository packed for them.
+python3 -m specdeploy.serving.runtime_versions vicuna-13b-medusa vicuna-13b-medusa "$here"
 
 # The launcher returns at once; what it started is waited for.
 exec python3 -m specdeploy.serving.foreground python3 /app/scripts/launch_triton_server.py \

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdeploy.builders.source_digests import CACHE_NAME, DigestCache, open_digest_cache
+from specdeploy.checkpoint.digest_cache import CACHE_NAME, DigestCache, open_digest_cache
 from specdeploy.errors import BuildError
 from specdeploy.manifest import sha256_file
 
@@ -24,7 +24,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(path.name)
         return sha256_file(path)
 
-    monkeypatch.setattr("specdeploy.builders.source_digests.sha256_file", read)
+    monkeypatch.setattr("specdeploy.checkpoint.digest_cache.sha256_file", read)
     return names
 
 
@@ -140,3 +140,15 @@ def test_hub_blob_names_itself(tmp_path: Path, reads: list[str]) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="gone: cannot be read"):
         open_digest_cache(tmp_path).sha256(tmp_path / "gone")
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, weights: Path, reads: list[str]) -> None:
+    """A container mounts the engines read-only: digests are then kept for this process alone."""
+    (tmp_path / "mounted").write_text("a file: nothing can be written below it")
+    cache = open_digest_cache(tmp_path / "mounted")
+
+    assert cache.sha256(weights) == SHA256
+    cache.save()
+
+    assert cache.sha256(weights) == SHA256
+    assert reads == ["model.safetensors"]

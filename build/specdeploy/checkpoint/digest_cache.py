@@ -5,6 +5,7 @@ linked into another build. An entry holds for one file of the file system (devic
 it) as long as size and time of change are the same. `verify-manifest` does not trust it: it reads every byte.
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -65,11 +66,15 @@ class DigestCache:
         return entry.sha256
 
     def save(self) -> None:
-        """Write what was read since the last time, beside what other processes wrote meanwhile."""
+        """Write what was read since the last time, beside what other processes wrote meanwhile.
+
+        Where the folder cannot be written (a container mounts it read-only) nothing is kept but in this process.
+        """
         if not self._new:
             return
         merged = DigestFile(files={**_load(self._path).files, **self._new})
-        write_text_atomically(self._path, json.dumps(merged.model_dump(mode="json"), indent=1) + "\n")
+        with contextlib.suppress(OSError):
+            write_text_atomically(self._path, json.dumps(merged.model_dump(mode="json"), indent=1) + "\n")
         self._known, self._new = merged.files, {}
 
     def _of_file(self, path: Path) -> str:
