@@ -333,6 +333,26 @@ def load_manifest(engines_root: Path, build_id: str) -> EngineManifest:
     return manifest
 
 
+def find_damages(engines_root: Path, build_id: str) -> list[str]:
+    """What is visibly wrong with a finished build: files that are gone or have another size than the manifest says."""
+    try:
+        manifest = load_manifest(engines_root, build_id)
+    except BuildError as error:
+        return [str(error)]
+    damages = []
+    for file in manifest.files:
+        path = engines_root / build_id / file.path
+        try:
+            num_bytes = path.stat().st_size if path.is_file() else None
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if num_bytes is None:
+            damages.append(f"{file.path} is missing")
+        elif num_bytes != file.num_bytes:
+            damages.append(f"{file.path} has {num_bytes} bytes instead of {file.num_bytes}")
+    return damages
+
+
 def current_build_path(engines_root: Path, deployment: str) -> Path:
     """Where the current build of a deployment is named."""
     if not is_valid_name(deployment):

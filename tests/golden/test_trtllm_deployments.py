@@ -62,7 +62,8 @@ def generated(name: str, variant: str, engines: Path) -> dict[str, str]:
     wanted = ["commands.sh", "llm_args.yaml", "llm_args_plain.yaml", "UNCHECKED.md"]
     if variant == OWN_VERSION or variant.endswith("unprobed"):
         models = ("target", "draft", "target_plain")
-        wanted += [f"triton_repo/{model}/config.pbtxt" for model in models] + ["triton_repo/launch.sh"]
+        wanted += [f"triton_repo/{model}/config.pbtxt" for model in ("llm", *models)]
+        wanted += [f"triton_repo/{name}" for name in ("launch.sh", "launch.slurm", "docker-run.sh")]
     return {file: (run.folder / file).read_text() for file in wanted if file in run.files}
 
 
@@ -82,6 +83,15 @@ def test_generated_files_are_those_checked_in(
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text)
     assert found == checked_in(folder), "read the difference, then run `make golden`"
+
+
+def test_every_file_of_a_version_names_it() -> None:
+    for name, variant in CASES:
+        version = variants_of(name)[variant][0]
+        for file, text in checked_in(GOLDEN / name / variant).items():
+            if Path(file).name in ("launch.slurm", "docker-run.sh") or file == "triton_repo/llm/config.pbtxt":
+                continue  # the first two name the image of the version, the last is the same in every lane
+            assert f"TensorRT-LLM {version}" in text, (name, variant, file)
 
 
 def test_nothing_else_is_checked_in() -> None:

@@ -59,7 +59,9 @@ class FakeHub:
             siblings.append({"rfilename": name, "size": size, "blobId": etag[:40], "lfs": lfs})
         total = self.parameters.get(repo_id)
         counted = {} if total is None else {"safetensors": {"parameters": {"BF16": total}, "total": total}}
-        info = ModelInfo(id=repo_id, sha=revision or COMMIT, siblings=siblings, **counted)
+        info: ModelInfo = ModelInfo(  # type: ignore[no-untyped-call]
+            id=repo_id, sha=revision or COMMIT, siblings=siblings, **counted
+        )
         assert all(file.lfs is None or isinstance(file.lfs, BlobLfsInfo) for file in info.siblings or ())
         return info
 

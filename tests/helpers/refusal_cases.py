@@ -283,12 +283,6 @@ PAIRS: Mapping[str, tuple[Pair, ...]] = {
             "guided requests would be drafted for",
             llmapi(section={"guided_decoding_backend": "xgrammar"}),
         ),
-        Pair(
-            Case(Method.EAGLE, section=SWAP | {"guided_decoding_backend": "xgrammar"}),
-            "tensorrt_llm.guided_decoding_backend",
-            "guided requests would be drafted for",
-            Case(section=SWAP | {"guided_decoding_backend": "xgrammar"}),
-        ),
     ),
     "llmapi-partial-draft-len": (
         Pair(

@@ -92,7 +92,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     try:
         yield serve(root)
     finally:
-        stop_server(root / "state", NAME, grace_s=3.0)  # the server keeps a model that called others for its exit timeout
+        stop_server(root / "state", NAME, grace_s=3.0)
 
 
 def test_outputs_on_equal_off_streamed_or_whole(front: Deployed) -> None:

@@ -194,7 +194,7 @@ def test_failing_model_gives_its_cause_and_leaves_nothing(make_plan: MakePlan, m
 def test_model_that_never_gets_ready(make_plan: MakePlan) -> None:
     plan = make_plan(failing("import time; time.sleep(60)"))
 
-    with pytest.raises(ServerError, match="model llm was not ready after 1 s"):
+    with pytest.raises(ServerError, match="it was not ready after 1 s"):
         start_server(plan, timeout_s=1.0)
 
     assert_nothing_left(plan)

@@ -29,6 +29,7 @@ from specdeploy.errors import BuildError, SpecDeployError
 from specdeploy.manifest import (
     MANIFEST_NAME,
     build_id_of,
+    find_damages,
     find_other_manifest,
     load_manifest,
     record_new_manifest,
@@ -130,26 +131,6 @@ def _check_recorded(engines_root: Path, build_id: str) -> None:
 def is_finished(engines_root: Path, build_id: str) -> bool:
     """Whether `run_build` would find the build undamaged, so that nothing has to be made for it."""
     return (engines_root / build_id).exists() and not find_damages(engines_root, build_id)
-
-
-def find_damages(engines_root: Path, build_id: str) -> list[str]:
-    """What is visibly wrong with a finished build: files that are gone or have another size than the manifest says."""
-    try:
-        manifest = load_manifest(engines_root, build_id)
-    except BuildError as error:
-        return [str(error)]
-    damages = []
-    for file in manifest.files:
-        path = engines_root / build_id / file.path
-        try:
-            num_bytes = path.stat().st_size if path.is_file() else None
-        except OSError as error:
-            raise BuildError(f"{path}: cannot be read ({error.strerror}). Make it readable for this user") from error
-        if num_bytes is None:
-            damages.append(f"{file.path} is missing")
-        elif num_bytes != file.num_bytes:
-            damages.append(f"{file.path} has {num_bytes} bytes instead of {file.num_bytes}")
-    return damages
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from specdeploy.errors import BuildError, ConfigError, PackagingError, Violation
 from specdeploy.manifest import (
     MANIFEST_NAME,
     CurrentBuild,
+    find_damages,
     find_other_manifest,
     load_current_build,
     load_manifest,
@@ -124,6 +125,7 @@ def packaged_build(loaded: LoadedDeployment, engines_root: Path) -> PackagedBuil
         f"{folder / MANIFEST_NAME}: {fault}. Remove {folder} and run: make engines DEPLOYMENT={loaded.config.name}"
         for fault in find_other_manifest(engines_root, current.build_id)
     ]
+    problems += [f"{folder}: {damage}. Build again" for damage in find_damages(engines_root, current.build_id)]
     if loaded.config.lane is Lane.TRTLLM_ENGINE:
         from specdeploy.builders.engine_config import engine_config_problems
 

@@ -163,7 +163,7 @@ def write_dry_run(
     )
     steps = PlannedSteps(deployment=loaded.config.name, steps=planned.steps)
     texts = {
-        COMMANDS_NAME: render_script(loaded.config, build.image, planned.steps, planned.memory),
+        COMMANDS_NAME: render_script(loaded.config, build.image, planned.steps, planned.memory, allowed=consent.allow),
         STEPS_NAME: steps.model_dump_json(indent=2) + "\n",
         PLANNED_NAME: build.model_dump_json(indent=2) + "\n",
         UNCHECKED_NAME: _render_unchecked(build),

@@ -1,7 +1,7 @@
 """The commands of a dry run: what `specdeploy build` does on the GPU machine, to be read and run by hand."""
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -113,12 +113,23 @@ def engine_steps(inputs: ScriptInputs, graph: StepGraph, engines: Iterable[Engin
 
 
 def render_script(
-    config: DeploymentConfig, image: str | None, steps: Iterable[HandStep], memory: MemoryBudget | None
+    config: DeploymentConfig,
+    image: str | None,
+    steps: Iterable[HandStep],
+    memory: MemoryBudget | None,
+    *,
+    allowed: Sequence[str] = (),
 ) -> str:
-    """`commands.sh`: every step with its size and note as comments, then how the project does the same by itself."""
+    """`commands.sh`: every step with its size and note as comments, then how the project does the same by itself.
+
+    `allowed`: codes of warnings that the build needs consent to, or was given.
+    """
     name = shlex.quote(config.name)
-    where = f"inside {image}" if image else "where this TensorRT-LLM is installed; no known container carries it"
+    consent = "".join(f" --allow {code}" for code in allowed)
     section = config.tensorrt_llm
+    version = "TensorRT-LLM" if section is None else f"TensorRT-LLM {section.version}"
+    unknown = f"where {version} is installed; no known container carries it"
+    where = f"with {version} inside {image}" if image else unknown
     gpus = "" if section is None else f" on {section.num_gpus} x {section.gpu.value.upper()}"
     lines = [
         "#!/usr/bin/env bash",
@@ -140,7 +151,7 @@ def render_script(
         "",
         "# The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it",
         "# resumes where it was interrupted, verifies what it made and writes it down:",
-        f"#   specdeploy build {name} && specdeploy repo {name} && specdeploy serve {name}",
+        f"#   specdeploy build {name}{consent} && specdeploy repo {name} && specdeploy serve {name}",
         "# It fetches checkpoints into the cache of the model hub; to have it read the folders above, name those in",
         f"# configs/deployments/{config.name}.yaml.",
     ]

@@ -135,7 +135,7 @@ def _find_aux_layers(target: CheckpointInfo, head: HeadFacts, subject: str) -> I
         if target.num_layers is not None:
             guess = f"gives {default_aux_layers(target.num_layers)}"
         detail = f"unverified: names no auxiliary layers; the default rule (2, n // 2, n - 3) {guess}"
-        remedy = "Take the layers from the head's author; otherwise measure its acceptance with `make smoke` before it sees traffic"
+        remedy = "Take the layers from the head's author; else measure acceptance (`make smoke`) before it sees traffic"
         yield finding("aux-layers-guessed", Severity.WARNING, subject, detail, remedy)
         return
     faults = []

@@ -312,7 +312,8 @@ class TensorRtLlmConfig(ContractModel):
     max_num_tokens: Annotated[PositiveInt, Field(description="Tokens of all requests in one step.")] = 8192
     plain_instance: PlainInstance = PlainInstance.BESIDE
     guided_decoding_backend: Annotated[
-        Literal["xgrammar", "llguidance"] | None, Field(description="Serve guided decoding, without drafting.")
+        Literal["xgrammar", "llguidance"] | None,
+        Field(description="Serve guided decoding, never drafted for (lane trtllm_llmapi)."),
     ] = None
     trust_remote_code: bool = False
 

@@ -86,7 +86,7 @@ def render_engine_model(config: DeploymentConfig, build: PackagedBuild, record: 
     header = "\n".join(
         [
             f"Written by `make repo DEPLOYMENT={config.name}`; change configs/deployments/{config.name}.yaml instead.",
-            *_describe_engine(record),
+            *_describe_engine(record, build.versions.get("tensorrt_llm", "of an unrecorded version")),
             *_describe_memory(build, record),
         ]
     )
@@ -212,9 +212,10 @@ def _flag(value: bool) -> str:
 # --- comments -------------------------------------------------------------------------------------------------------
 
 
-def _describe_engine(record: EngineRecord) -> Iterable[str]:
+def _describe_engine(record: EngineRecord, version: str) -> Iterable[str]:
     yield (
-        f"Engine: {record.decoding or 'plain'}, {record.max_batch_size} requests of {record.max_seq_len} tokens, "
+        f"Engine of TensorRT-LLM {version}: {record.decoding or 'plain'}, "
+        f"{record.max_batch_size} requests of {record.max_seq_len} tokens, "
         f"{record.max_draft_len} draft tokens, tp {record.tensor_parallel}, pp {record.pipeline_parallel}, "
         f"{record.dtype}{f' ({record.quantization})' if record.quantization else ''}."
     )

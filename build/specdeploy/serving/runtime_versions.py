@@ -18,16 +18,20 @@ from packaging.version import InvalidVersion, Version
 from specdeploy.checkpoint.pinned_sources import find_changed_sources
 from specdeploy.contract import EngineManifest, Lane
 from specdeploy.errors import ServerError, SpecDeployError
-from specdeploy.manifest import find_other_manifest, load_current_build, load_manifest
+from specdeploy.manifest import find_damages, find_other_manifest, load_current_build, load_manifest
 from specdeploy.serving.installation import ENGINES_ROOT_VARIABLE
 from specdeploy.serving.packed_repository import repository_problems
 from specdeploy.serving.server_log import ERROR_MARK
+from specdeploy.trtllm.distributions import (
+    CUDA_DISTRIBUTIONS,
+    CUDA_VARIABLE,
+    DISTRIBUTION,
+    TENSORRT_DISTRIBUTIONS,
+    find_version,
+)
 
 COMPARED = ("tensorrt_llm", "tensorrt", "cuda", "gpu_architecture")
 _GPU_QUERY = ("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
-# One package per CUDA major; the plain name depends on the one that fits.
-_TENSORRT_PACKAGES = ("tensorrt", "tensorrt_cu13", "tensorrt_cu12")
-_CUDA_PACKAGES = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu13", "nvidia-cuda-runtime-cu12")
 _QUERY_TIMEOUT_S = 60.0
 
 Installed = Mapping[str, str | None]
@@ -66,18 +70,10 @@ def find_installed_versions(
     CUDA: the container's own `CUDA_VERSION`, else the runtime package. GPUs of several kinds are joined by a comma.
     """
 
-    def package(*names: str) -> str | None:
-        for name in names:
-            try:
-                return version_of(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        return None
-
     return {
-        "tensorrt_llm": package("tensorrt_llm"),
-        "tensorrt": package(*_TENSORRT_PACKAGES),
-        "cuda": environment.get("CUDA_VERSION") or package(*_CUDA_PACKAGES),
+        "tensorrt_llm": find_version(DISTRIBUTION, version_of=version_of),
+        "tensorrt": find_version(*TENSORRT_DISTRIBUTIONS, version_of=version_of),
+        "cuda": environment.get(CUDA_VARIABLE) or find_version(*CUDA_DISTRIBUTIONS, version_of=version_of),
         "gpu_architecture": _gpu_architecture(run),
     }
 
@@ -112,6 +108,7 @@ def runtime_problems(engines_root: Path, build_id: str, installed: Installed | N
         return [str(error)]
     folder = engines_root / build_id
     problems = [f"{folder / 'manifest.json'}: {text}. Remove {folder} and build again" for text in edited]
+    problems += [f"{folder}: {text}. Build again" for text in find_damages(engines_root, build_id)]
     rows = compare_versions(manifest, installed or {})
     if rows[0].recorded is None:
         problems.append(f"{folder / 'manifest.json'}: versions: names no tensorrt_llm. Remove {folder} and build again")

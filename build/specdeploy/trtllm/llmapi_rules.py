@@ -64,7 +64,7 @@ def _varies_by_load(facts: DeploymentFacts) -> bool:
 def _refuse_guides_without_plain_instance(facts: DeploymentFacts) -> Violation | None:
     """Guided requests are served undrafted, which needs an engine that does not draft."""
     backend = facts.section.guided_decoding_backend
-    if backend is None or facts.can_switch_per_request or facts.section.plain_instance is PlainInstance.BESIDE:
+    if backend is None or not facts.is_llmapi or facts.section.plain_instance is PlainInstance.BESIDE:
         return None
     reason = f"{backend} beside plain_instance: swap: guided requests would be drafted for"
     remedy = "Write tensorrt_llm.plain_instance: beside, or remove the key: guided requests are then refused."

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from specdeploy.builders.base import BuildRecipe, BuildStep, find_damages, is_finished, link_or_copy, run_build
+from specdeploy.builders.base import BuildRecipe, BuildStep, is_finished, link_or_copy, run_build
 from specdeploy.contract import BuildCheck, CheckpointSource, EngineModel, EngineRecord, Lane, MemoryBudget
 from specdeploy.errors import BuildError, CheckpointError
-from specdeploy.manifest import load_manifest, sha256_file, verify_build
+from specdeploy.manifest import find_damages, load_manifest, sha256_file, verify_build
 
 Run = Callable[[Path], tuple[BuildCheck, ...]]
 

@@ -124,10 +124,10 @@ def test_a_cause_behind_an_error_counts(hub: FakeHub, tmp_path: Path) -> None:
 
 
 def test_errors_of_the_http_client_are_no_defect_of_ours(hub: FakeHub, tmp_path: Path) -> None:
-    class ReadTimeout(Exception):
+    class ReadTimeoutError(Exception):
         """Of whatever client huggingface_hub uses: neither an OSError nor of a package named here."""
 
-    hub.failure = ReadTimeout("timed out")
+    hub.failure = ReadTimeoutError("timed out")
 
-    with pytest.raises(CheckpointError, match=r"did not give it \(ReadTimeout: timed out\)\. Check the spelling"):
+    with pytest.raises(CheckpointError, match=r"did not give it \(ReadTimeoutError: timed out\)\. Check the spelling"):
         resolve_checkpoint("owner/name", base=tmp_path)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # deepseek-v3-mtp by hand, as `specdeploy build deepseek-v3-mtp` does it. Never run before: see UNCHECKED.md.
-# Run it on 8 x H200 inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3,
+# Run it on 8 x H200 with TensorRT-LLM 1.2.1 inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3,
 # with this project installed there (python3 -m pip install <its folder>).
 set -euo pipefail
 here="$(cd -- "$(dirname -- "$0")" && pwd)"
@@ -33,6 +33,6 @@ python3 -m specdeploy.builders.trtllm_warmup /workspace/engines/deepseek-v3-mtp
 
 # The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it
 # resumes where it was interrupted, verifies what it made and writes it down:
-#   specdeploy build deepseek-v3-mtp && specdeploy repo deepseek-v3-mtp && specdeploy serve deepseek-v3-mtp
+#   specdeploy build deepseek-v3-mtp --allow aux-layers-guessed && specdeploy repo deepseek-v3-mtp && specdeploy serve deepseek-v3-mtp
 # It fetches checkpoints into the cache of the model hub; to have it read the folders above, name those in
 # configs/deployments/deepseek-v3-mtp.yaml.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # llama-3-1-405b-draft-3b by hand, as `specdeploy build llama-3-1-405b-draft-3b` does it. Never run before: see UNCHECKED.md.
-# Run it on 4 x H200 inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3,
+# Run it on 4 x H200 with TensorRT-LLM 1.2.1 inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3,
 # with this project installed there (python3 -m pip install <its folder>).
 set -euo pipefail
 here="$(cd -- "$(dirname -- "$0")" && pwd)"
@@ -65,6 +65,6 @@ mv /workspace/work/llama-3-1-405b-draft-3b/build-draft/engine /workspace/engines
 
 # The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it
 # resumes where it was interrupted, verifies what it made and writes it down:
-#   specdeploy build llama-3-1-405b-draft-3b && specdeploy repo llama-3-1-405b-draft-3b && specdeploy serve llama-3-1-405b-draft-3b
+#   specdeploy build llama-3-1-405b-draft-3b --allow aux-layers-guessed && specdeploy repo llama-3-1-405b-draft-3b && specdeploy serve llama-3-1-405b-draft-3b
 # It fetches checkpoints into the cache of the model hub; to have it read the folders above, name those in
 # configs/deployments/llama-3-1-405b-draft-3b.yaml.

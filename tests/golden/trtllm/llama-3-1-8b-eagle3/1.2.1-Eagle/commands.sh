@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # llama-3-1-8b-eagle3 by hand, as `specdeploy build llama-3-1-8b-eagle3` does it. Never run before: see UNCHECKED.md.
-# Run it on 1 x H200 inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3,
+# Run it on 1 x H200 with TensorRT-LLM 1.2.1 inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3,
 # with this project installed there (python3 -m pip install <its folder>).
 set -euo pipefail
 here="$(cd -- "$(dirname -- "$0")" && pwd)"
@@ -45,6 +45,6 @@ python3 -m specdeploy.builders.trtllm_warmup /workspace/engines/llama-3-1-8b-eag
 
 # The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it
 # resumes where it was interrupted, verifies what it made and writes it down:
-#   specdeploy build llama-3-1-8b-eagle3 && specdeploy repo llama-3-1-8b-eagle3 && specdeploy serve llama-3-1-8b-eagle3
+#   specdeploy build llama-3-1-8b-eagle3 --allow aux-layers-guessed && specdeploy repo llama-3-1-8b-eagle3 && specdeploy serve llama-3-1-8b-eagle3
 # It fetches checkpoints into the cache of the model hub; to have it read the folders above, name those in
 # configs/deployments/llama-3-1-8b-eagle3.yaml.

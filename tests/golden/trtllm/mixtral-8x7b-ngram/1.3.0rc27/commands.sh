@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # mixtral-8x7b-ngram by hand, as `specdeploy build mixtral-8x7b-ngram` does it. Never run before: see UNCHECKED.md.
-# Run it on 2 x H100 where this TensorRT-LLM is installed; no known container carries it,
+# Run it on 2 x H100 where TensorRT-LLM 1.3.0rc27 is installed; no known container carries it,
 # with this project installed there (python3 -m pip install <its folder>).
 set -euo pipefail
 here="$(cd -- "$(dirname -- "$0")" && pwd)"
@@ -33,6 +33,6 @@ python3 -m specdeploy.builders.trtllm_warmup /workspace/engines/mixtral-8x7b-ngr
 
 # The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it
 # resumes where it was interrupted, verifies what it made and writes it down:
-#   specdeploy build mixtral-8x7b-ngram && specdeploy repo mixtral-8x7b-ngram && specdeploy serve mixtral-8x7b-ngram
+#   specdeploy build mixtral-8x7b-ngram --allow aux-layers-guessed && specdeploy repo mixtral-8x7b-ngram && specdeploy serve mixtral-8x7b-ngram
 # It fetches checkpoints into the cache of the model hub; to have it read the folders above, name those in
 # configs/deployments/mixtral-8x7b-ngram.yaml.

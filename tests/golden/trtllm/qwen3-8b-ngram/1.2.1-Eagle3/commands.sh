@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # qwen3-8b-ngram by hand, as `specdeploy build qwen3-8b-ngram` does it. Never run before: see UNCHECKED.md.
-# Run it on 1 x H100 inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3,
+# Run it on 1 x H100 with TensorRT-LLM 1.2.1 inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3,
 # with this project installed there (python3 -m pip install <its folder>).
 set -euo pipefail
 here="$(cd -- "$(dirname -- "$0")" && pwd)"
@@ -38,6 +38,6 @@ python3 -m specdeploy.builders.trtllm_warmup /workspace/engines/qwen3-8b-ngram
 
 # The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it
 # resumes where it was interrupted, verifies what it made and writes it down:
-#   specdeploy build qwen3-8b-ngram && specdeploy repo qwen3-8b-ngram && specdeploy serve qwen3-8b-ngram
+#   specdeploy build qwen3-8b-ngram --allow aux-layers-guessed && specdeploy repo qwen3-8b-ngram && specdeploy serve qwen3-8b-ngram
 # It fetches checkpoints into the cache of the model hub; to have it read the folders above, name those in
 # configs/deployments/qwen3-8b-ngram.yaml.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # vicuna-13b-medusa by hand, as `specdeploy build vicuna-13b-medusa` does it. Never run before: see UNCHECKED.md.
-# Run it on 1 x H100 inside nvcr.io/nvidia/tritonserver:25.10-trtllm-python-py3,
+# Run it on 1 x H100 with TensorRT-LLM 1.0.0 inside nvcr.io/nvidia/tritonserver:25.10-trtllm-python-py3,
 # with this project installed there (python3 -m pip install <its folder>).
 set -euo pipefail
 here="$(cd -- "$(dirname -- "$0")" && pwd)"
@@ -53,6 +53,6 @@ mv /workspace/work/vicuna-13b-medusa/build-target_plain/engine /workspace/engine
 
 # The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it
 # resumes where it was interrupted, verifies what it made and writes it down:
-#   specdeploy build vicuna-13b-medusa && specdeploy repo vicuna-13b-medusa && specdeploy serve vicuna-13b-medusa
+#   specdeploy build vicuna-13b-medusa --allow aux-layers-guessed && specdeploy repo vicuna-13b-medusa && specdeploy serve vicuna-13b-medusa
 # It fetches checkpoints into the cache of the model hub; to have it read the folders above, name those in
 # configs/deployments/vicuna-13b-medusa.yaml.
