@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from specdeploy.runtime import linear
 from specdeploy.runtime.linear import Linear, can_pack
 
 
@@ -19,6 +20,23 @@ def test_equals_the_plain_product(dtype: torch.dtype, num_rows: int, has_bias: b
     out = Linear(weight, bias)(x)
     assert out.dtype == dtype
     torch.testing.assert_close(out.float(), F.linear(x, weight, bias).float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 64])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_processor_without_bfloat16_products_rounds_what_float32_sums(
+    num_rows: int, has_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "has_bfloat16_products", lambda: False)
+    generator = torch.Generator().manual_seed(num_rows)
+    weight = torch.randn(48, 32, generator=generator).bfloat16()
+    bias = torch.randn(48, generator=generator).bfloat16() if has_bias else None
+    x = torch.randn(num_rows, 32, generator=generator).bfloat16()
+    out = Linear(weight, bias)(x)
+    assert out.dtype is torch.bfloat16
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    # Half a unit in the last place of bfloat16 (8 bits), and float32's own rounding.
+    torch.testing.assert_close(out.double(), exact, rtol=2**-8, atol=1e-4)
 
 
 def test_packing_is_for_cpus_only() -> None:
