@@ -140,7 +140,8 @@ clean: ## Remove caches and dist/; engines, reports and .venv stay
 
 # Not compiled at install: most modules of the large packages are never imported, and the others compile on first use.
 # A half-made environment has no stamp and is made again. Python 3.11 or 3.12 first: the Triton server in the wheel needs
-# numpy 1, which for 3.13 has to be compiled.
+# numpy 1, which for 3.13 has to be compiled. Where python3 has TensorRT-LLM (the vendor's container), the environment lies
+# over that Python's packages and adds only this project: TensorRT-LLM, its torch and the server stay what they are.
 $(STAMP): pyproject.toml requirements.lock requirements-wheels.lock
 	@find_python() {
 		for want in 'in ((3,11),(3,12))' '== (3,13)'; do
@@ -155,6 +156,13 @@ $(STAMP): pyproject.toml requirements.lock requirements-wheels.lock
 		return 1
 	}
 	rm -f $@
+	if version=$$(python3 -c 'import importlib.metadata as m; print(m.version("tensorrt_llm"))' 2>/dev/null); then
+		echo "== environment: $(VENV) over the packages of $$(python3 --version), with its TensorRT-LLM $$version"
+		python3 -m venv --clear --system-site-packages $(VENV)
+		$(BIN)/python -m pip install -qq -e '.[serve]'
+		touch $@
+		exit 0
+	fi
 	if ! $(BIN)/python -c 'import sys, pip; sys.exit(not (3,11) <= sys.version_info[:2] <= (3,13))' 2>/dev/null; then
 		python=$$(find_python)
 		echo "== environment: $(VENV) with $$("$$python" --version)"

@@ -224,7 +224,7 @@ def test_the_generate_endpoints_answer(deployed: Deployed) -> None:
         ({"guided_decoding_guide_type": "yaml", "guided_decoding_guide": "x"}, "unknown type 'yaml'"),
         (
             {"guided_decoding_guide_type": "json", "guided_decoding_guide": ""},
-            "guided_decoding_guide_type: constrained decoding is not supported",
+            "guided_decoding_guide_type: nothing in this deployment enforces it",
         ),
         ({"beam_width": 4}, "beam_width: 4 - beam search is not supported"),
         ({"lora_task_id": 1}, "lora_task_id: LoRA adapters are not supported"),

@@ -148,7 +148,7 @@ def _guide(tensors: Tensors, limits: ServingLimits) -> Guide | None:
         return Guide(guide_type, guide or "")
     raise RequestError(
         "guided_decoding_guide_type",
-        "constrained decoding is not supported by this version (speculation.constrained: off)",
+        "nothing in this deployment enforces it (no guided decoding backend)",
         "Leave out guided_decoding_guide_type and guided_decoding_guide; an unenforced constraint is never accepted",
     )
 

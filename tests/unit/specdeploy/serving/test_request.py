@@ -71,7 +71,7 @@ def test_defaults() -> None:
         ({"guided_decoding_guide_type": strings("yaml")}, "guided_decoding_guide_type: unknown type 'yaml'"),
         (
             {"guided_decoding_guide_type": strings("json"), "guided_decoding_guide": strings("{}")},
-            "guided_decoding_guide_type: constrained decoding is not supported",
+            "guided_decoding_guide_type: nothing in this deployment enforces it",
         ),
         ({"guided_decoding_guide": strings("{}")}, "guided_decoding_guide_type: unknown type None"),
         (
