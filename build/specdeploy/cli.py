@@ -295,11 +295,8 @@ def _dry_run(loaded: "LoadedDeployment", engines_root: Path, consent: "Consent",
         probe=None if probe is None else load_probe(probe),
         installation=find_installation(os.environ),
     )
-    return [
-        *(f"not checked here: {sentence}" for sentence in found.not_checked),
-        *(f"unresolved: {sentence}" for sentence in found.unresolved),
-        f"{loaded.config.name}: {found.folder} ({len(found.files)} files; read commands.sh and UNCHECKED.md)",
-    ]
+    first, *found_lines, last = found.describe()
+    return [f"{loaded.config.name}: {first}", *found_lines, f"{loaded.config.name}: {last}"]
 
 
 @app.command()

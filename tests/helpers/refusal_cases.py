@@ -85,7 +85,7 @@ class Case:
     def refusals(self) -> dict[str, Violation]:
         """What forbids it, by the code of the rule."""
         facts = self.facts()
-        return {rule.code: found for rule in REFUSALS if (found := rule.applies(facts)) is not None}
+        return {rule.code: found[0] for rule in REFUSALS if (found := rule.find(facts))}
 
 
 @dataclass(frozen=True)

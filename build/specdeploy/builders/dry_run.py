@@ -29,14 +29,17 @@ from specdeploy.builders.dry_run_script import (
     llmapi_steps,
     render_script,
 )
+from specdeploy.builders.dry_run_unchecked import find_blocker, list_always_unchecked, rank_sentence
+from specdeploy.builders.engine_inspection import without_bare_snapshots
 from specdeploy.builders.engine_plan import plan_engine_build
 from specdeploy.builders.llmapi_plan import LlmapiBuildPlan, llmapi_section, plan_llmapi_build
 from specdeploy.builders.pair import Consent
+from specdeploy.builders.trtllm_commands import UNKNOWN_FAMILY_NOTE
 from specdeploy.builders.trtllm_installation import TrtllmInstallation
 from specdeploy.builders.trtllm_snapshot import Snapshot, find_snapshots, is_hub_reference
 from specdeploy.builders.trtllm_warmup import reason_without_warmup
 from specdeploy.config.load import LoadedDeployment
-from specdeploy.contract import BuildCheck, ContractModel, EngineRecord, Lane, MemoryBudget, Method
+from specdeploy.contract import BuildCheck, ContractModel, EngineRecord, Lane, MemoryBudget
 from specdeploy.errors import BuildError, PackagingError
 from specdeploy.packager.cross_checks import cross_check
 from specdeploy.packager.packaged_build import PackagedBuild
@@ -47,17 +50,32 @@ from specdeploy.trtllm.versions import container_of, image_of, parse_version
 DRY_RUN_FOLDER = "dry-run"
 COMMANDS_NAME, STEPS_NAME, PLANNED_NAME, UNCHECKED_NAME = "commands.sh", "steps.json", "manifest.json", "UNCHECKED.md"
 REPOSITORY_FOLDER = "triton_repo"
+_WITHOUT_TOKENS = "max_tokens_in_paged_kv_cache: is missing"
 _TOLD = ("warning ", "arguments note", "note on ", "not shown by any page")  # checks that a reader should not miss
 
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What was written to `folder`; `files` are relative to it, sorted."""
+    """What was written to `folder`; `files` are relative to it, sorted.
+
+    `not_checked` in the order in which it matters, `told` what was found and should not be missed, `blocker` why
+    commands.sh cannot run as it stands, None when it can.
+    """
 
     folder: Path
     files: tuple[str, ...]
     not_checked: tuple[str, ...]
     unresolved: tuple[str, ...]
+    told: tuple[BuildCheck, ...]
+    blocker: str | None
+
+    def describe(self) -> list[str]:
+        """What a person should read, what matters first; the folder before and after it."""
+        place = f"{self.folder} ({len(self.files)} files; read {UNCHECKED_NAME}, then {COMMANDS_NAME})"
+        lines = [] if self.blocker is None else [self.blocker]
+        lines += [f"unresolved: {sentence}" for sentence in self.unresolved]
+        lines += [f"{check.name}: {check.detail}" for check in self.told]
+        return [place, *lines, *(f"not checked here: {sentence}" for sentence in self.not_checked), place]
 
 
 class PlannedCheckpoint(ContractModel):
@@ -131,7 +149,7 @@ def write_dry_run(
     check_lane(loaded)
     if probe is None and probe_path(engines_root, version).is_file():
         probe = load_probe(probe_path(engines_root, version))
-    snapshots = find_snapshots(loaded, is_dry_run=True)
+    snapshots = without_bare_snapshots(find_snapshots(loaded, is_dry_run=True), [])
     checkpoints = tuple(_planned_checkpoint(snapshot) for snapshot in snapshots)
     inputs = ScriptInputs(
         deployment=loaded.config.name,
@@ -148,7 +166,9 @@ def write_dry_run(
         planned = _planned_engines(loaded, inputs, engines_root, consent, installation)
     image = container_of(parse_version(version))
     repository, contradictions = _render_repository(loaded, planned, version)
-    not_checked = (*_always_unchecked(loaded, version, probe), *planned.not_checked, *contradictions)
+    specific = sorted([*planned.not_checked, *contradictions], key=rank_sentence)
+    not_checked = (*specific, *list_always_unchecked(loaded, version, probe))
+    blocker = find_blocker(COMMANDS_NAME, snapshots, planned.steps)
     build = PlannedBuild(
         deployment=loaded.config.name,
         lane=loaded.config.lane,
@@ -163,16 +183,18 @@ def write_dry_run(
     )
     steps = PlannedSteps(deployment=loaded.config.name, steps=planned.steps)
     texts = {
-        COMMANDS_NAME: render_script(loaded.config, build.image, planned.steps, planned.memory, allowed=consent.allow),
+        COMMANDS_NAME: render_script(
+            loaded.config, build.image, planned.steps, planned.memory, allowed=consent.allow, blocker=blocker
+        ),
         STEPS_NAME: steps.model_dump_json(indent=2) + "\n",
         PLANNED_NAME: build.model_dump_json(indent=2) + "\n",
-        UNCHECKED_NAME: _render_unchecked(build),
+        UNCHECKED_NAME: _render_unchecked(build, blocker),
         **planned.argument_files,
-        **{f"{REPOSITORY_FOLDER}/{name}": text for name, text in repository.items()},
+        **{f"{REPOSITORY_FOLDER}/{name}": _as_planned(text, loaded) for name, text in repository.items()},
     }
     texts = {name: _without_machine_paths(text, snapshots) for name, text in texts.items()}
     folder = _replace_folder(engines_root / DRY_RUN_FOLDER, loaded.config.name, texts)
-    return DryRun(folder, tuple(sorted(texts)), not_checked, planned.unresolved)
+    return DryRun(folder, tuple(sorted(texts)), not_checked, planned.unresolved, _told(build), blocker)
 
 
 # --- planning -------------------------------------------------------------------------------------------------------
@@ -250,35 +272,31 @@ def _render_repository(
     problems = [one for one in cross_check(loaded.config, build, files) if not one.startswith("unresolved: ")]
     if problems and planned.memory is not None:
         raise PackagingError("\n".join(f"{loaded.config.name}: {problem}" for problem in problems))
-    return files, tuple(f"repository: {problem}" for problem in problems)
+    told = [one for one in problems if _WITHOUT_TOKENS not in one]  # what follows when memory is not counted
+    return files, tuple(f"repository: {problem}" for problem in told)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _always_unchecked(loaded: LoadedDeployment, version: str, probe: ProbeRecord | None) -> list[str]:
-    """What no dry run can know, whatever is on this machine."""
-    if loaded.config.lane is Lane.TRTLLM_ENGINE:
-        sentences = [
-            f"No engine was compiled: every flag is one that TensorRT-LLM {version} has, and no command was run.",
-            "Sizes of engines are those of their weights; what the compiler adds or leaves out is not known.",
-        ]
-    else:
-        source = "the recorded probe" if probe is not None else "published sources"
-        sentences = [f"No LLM object was made: the arguments were compared with {source} of TensorRT-LLM {version}."]
-    sentences += [
-        "Memory is arithmetic over shapes; activations and the runtime's own share are estimates.",
-        "Whether drafting is faster for this traffic: only a measurement on the GPUs of the config says so.",
-    ]
-    if loaded.config.speculation.method is Method.MTP:
-        sentences.append("How many tokens the MTP module gets accepted at this depth is not in any file.")
-    return sentences
+def _as_planned(text: str, loaded: LoadedDeployment) -> str:
+    """The heading of a packed repository says who wrote it; a plan is neither packed nor served."""
+    name = loaded.config.name
+    return text.replace(
+        f"Written by `make repo DEPLOYMENT={name}`;", f"Planned by a dry run of {name}, not to be served;"
+    )
 
 
-def _render_unchecked(build: PlannedBuild) -> str:
+def _told(build: PlannedBuild) -> tuple[BuildCheck, ...]:
+    told = (check for check in build.checks if check.name.startswith(_TOLD))
+    return tuple(check for check in told if check.detail != UNKNOWN_FAMILY_NOTE)  # the blocker says so
+
+
+def _render_unchecked(build: PlannedBuild, blocker: str | None) -> str:
     lines = [
         f"# What the dry run of {build.deployment} could not check",
         "",
+        *([] if blocker is None else [f"{blocker}.", ""]),
         f"Lane {build.lane}, TensorRT-LLM {build.versions['tensorrt_llm']}, "
         + (f"container {build.image}." if build.image else "and no known container carries that version."),
     ]
@@ -291,10 +309,9 @@ def _render_unchecked(build: PlannedBuild) -> str:
             "",
         ]
         lines += [f"- {sentence}" for sentence in build.unresolved]
-    lines += ["", "## Not checked here", "", *(f"- {sentence}" for sentence in build.not_checked)]
-    told = [check for check in build.checks if check.name.startswith(_TOLD)]
-    if told:
+    if told := _told(build):
         lines += ["", "## Known and worth a look", "", *(f"- {check.name}: {check.detail}" for check in told)]
+    lines += ["", "## Not checked here", "", *(f"- {sentence}" for sentence in build.not_checked)]
     return "\n".join(lines) + "\n"
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import NonNegativeInt
 
 from specdeploy.builders.step_graph import GraphSource, StepGraph
+from specdeploy.builders.trtllm_commands import PLACEHOLDERS
 from specdeploy.builders.trtllm_snapshot import Snapshot
 from specdeploy.config.schema import DeploymentConfig
 from specdeploy.contract import ContractModel, EngineRecord, MemoryBudget
@@ -55,28 +56,36 @@ def llmapi_steps(
     `without_warmup` says why they cannot be tried on one machine.
     """
     folder = inputs.build_folder
-    place = [f'cp "$here/{name}" {shlex.quote(folder)}/' for name in files]
+    place = [line for name in files for line in _copy_arguments(name, folder)]
+    lines = [f"python3 -m specdeploy.builders.trtllm_probe {PLANNED_ROOT}"]
+    if is_unresolved:
+        advice = "write into it what the probe printed, then run this again"
+        lines.append(f"""if grep -n ' unresolved:' "$here"/llm_args*.yaml; then echo '{advice}' >&2; exit 1; fi""")
     probe = HandStep(
         name="probe",
         kind="check",
-        lines=(f"python3 -m specdeploy.builders.trtllm_probe {PLANNED_ROOT}",),
+        lines=tuple(lines),
         outputs=(f"{PLANNED_ROOT}/probes",),
         note="prints how the installed version spells each method",
     )
-    return (*_downloads(inputs), probe, _place(inputs, place), _warmup(folder, is_unresolved, without_warmup))
+    return (*_downloads(inputs), probe, _place(inputs, place), _warmup(folder, without_warmup))
 
 
-def _warmup(folder: str, is_unresolved: bool, without_warmup: str | None) -> HandStep:
-    lines = []
-    if is_unresolved:
-        check = f"if grep -n ' unresolved:' {shlex.quote(folder)}/llm_args*.yaml; then"
-        lines.append(f"{check} echo 'write there what the probe printed, then go on from here'; exit 1; fi")
+def _copy_arguments(name: str, folder: str) -> tuple[str, str]:
+    """A copy that was edited is not written over: what is edited is the file beside the script."""
+    copy = shlex.quote(f"{folder}/{name}")
+    advice = shlex.quote(f"{folder}/{name} differs from the {name} beside this script: edit that one, remove the copy")
+    source = f'"$here/{name}"'
+    return f"if [[ -e {copy} ]] && ! cmp -s {source} {copy}; then echo {advice} >&2; exit 1; fi", f"cp {source} {copy}"
+
+
+def _warmup(folder: str, without_warmup: str | None) -> HandStep:
     if without_warmup is not None:
-        return HandStep(name="warm-up", kind="check", lines=tuple(lines), note=without_warmup)
+        return HandStep(name="warm-up", kind="check", lines=(), note=without_warmup)
     return HandStep(
         name="warm-up",
         kind="check",
-        lines=(*lines, f"python3 -m specdeploy.builders.trtllm_warmup {shlex.quote(folder)}"),
+        lines=(f"python3 -m specdeploy.builders.trtllm_warmup {shlex.quote(folder)}",),
         outputs=(f"{folder}/warmup.json",),
         needs_gpu=True,
         note="loads the LLM objects and generates a few tokens with and without drafting",
@@ -105,11 +114,25 @@ def engine_steps(inputs: ScriptInputs, graph: StepGraph, engines: Iterable[Engin
         for step in graph.order()
     ]
     built = {step.name: f"{work}/{step.slug}" for step in graph.steps}
-    place = [
-        f"mv {built[f'build {engine.model}']}/engine {shlex.quote(inputs.build_folder)}/{engine.folder}"
-        for engine in engines
-    ]
-    return (*_downloads(inputs), *commands, _place(inputs, place))
+    places = {engine.model: shlex.quote(f"{inputs.build_folder}/{engine.folder}") for engine in engines}
+    place = [f"mv -T {built[f'build {model}']}/engine {folder}" for model, folder in places.items()]
+    return (_refuse_old_engines(places.values()), *_downloads(inputs), *commands, _place(inputs, place))
+
+
+def _refuse_old_engines(folders: Iterable[str]) -> HandStep:
+    """Before hours of work: engines of an earlier run are neither written over nor nested into."""
+    refuse = 'echo "$folder is there already: move it away first" >&2; exit 1'
+    return HandStep(
+        name="look for engines of an earlier run",
+        kind="check",
+        lines=(f'for folder in {" ".join(folders)}; do if [[ -e "$folder" ]]; then {refuse}; fi; done',),
+    )
+
+
+def find_placeholders(steps: Iterable[HandStep]) -> tuple[str, ...]:
+    """Words in angle brackets that no shell could run, each once: what only a checkpoint tells."""
+    lines = [line for step in steps for line in step.lines]
+    return tuple(word for word in PLACEHOLDERS if any(word in line for line in lines))
 
 
 def render_script(
@@ -119,26 +142,16 @@ def render_script(
     memory: MemoryBudget | None,
     *,
     allowed: Sequence[str] = (),
+    blocker: str | None = None,
 ) -> str:
-    """`commands.sh`: every step with its size and note as comments, then how the project does the same by itself.
+    """`commands.sh`: how the project does the same by itself, then every step with its size and note as comments.
 
-    `allowed`: codes of warnings that the build needs consent to, or was given.
+    `allowed`: codes of warnings that the build needs consent to, or was given. `blocker`: why the commands cannot run
+    as they stand; the script then says so and ends before it fetches anything.
     """
-    name = shlex.quote(config.name)
-    consent = "".join(f" --allow {code}" for code in allowed)
-    section = config.tensorrt_llm
-    version = "TensorRT-LLM" if section is None else f"TensorRT-LLM {section.version}"
-    unknown = f"where {version} is installed; no known container carries it"
-    where = f"with {version} inside {image}" if image else unknown
-    gpus = "" if section is None else f" on {section.num_gpus} x {section.gpu.value.upper()}"
-    lines = [
-        "#!/usr/bin/env bash",
-        f"# {config.name} by hand, as `specdeploy build {config.name}` does it. Never run before: see UNCHECKED.md.",
-        f"# Run it{gpus} {where},",
-        "# with this project installed there (python3 -m pip install <its folder>).",
-        "set -euo pipefail",
-        'here="$(cd -- "$(dirname -- "$0")" && pwd)"',
-    ]
+    lines = [*_script_head(config, image, allowed), "set -euo pipefail", 'here="$(cd -- "$(dirname -- "$0")" && pwd)"']
+    if blocker is not None:
+        lines += ["", f"echo {shlex.quote(blocker)} >&2; exit 1"]
     for number, step in enumerate(steps, start=1):
         facts = [f"about {format_bytes(step.num_bytes)}"] if step.num_bytes is not None else []
         facts += ["needs a GPU"] if step.needs_gpu else []
@@ -147,15 +160,36 @@ def render_script(
         lines += step.lines
     if memory is not None:
         lines += ["", "# Memory as it was counted:", *(f"#   {line}" for line in describe_budget(memory))]
-    lines += [
-        "",
-        "# The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it",
-        "# resumes where it was interrupted, verifies what it made and writes it down:",
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _script_head(config: DeploymentConfig, image: str | None, allowed: Sequence[str]) -> list[str]:
+    """What to know before the first of these commands: most people should run none of them."""
+    name = shlex.quote(config.name)
+    consent = "".join(f" --allow {code}" for code in allowed)
+    section = config.tensorrt_llm
+    version = "TensorRT-LLM" if section is None else f"TensorRT-LLM {section.version}"
+    unknown = f"where {version} is installed; no known container carries it"
+    where = f"with {version} inside {image}" if image else unknown
+    gpus = "" if section is None else f" on {section.num_gpus} x {section.gpu.value.upper()}"
+    options = '--gpus all --ipc=host -v /mnt/disk:/workspace -v "$PWD":/project -w /project -e HF_TOKEN'
+    enter = []
+    if image is not None:
+        enter.append("# To get there, from the folder of this project, with a large disk as /workspace:")
+        enter.append(f"#   docker run -it {options} {image} bash")
+    return [
+        "#!/usr/bin/env bash",
+        f"# {config.name} by hand, as `specdeploy build {config.name}` does it. Never run before: see UNCHECKED.md.",
+        f"# Run it{gpus} {where}.",
+        *enter,
+        "#   python3 -m pip install -e '.[serve]'",
+        "#",
+        "# What these commands make cannot be served: the model `llm` reads what only a build records. To serve, let",
+        "# the project do them instead; it resumes where it was interrupted, verifies what it made and writes it down:",
         f"#   specdeploy build {name}{consent} && specdeploy repo {name} && specdeploy serve {name}",
-        "# It fetches checkpoints into the cache of the model hub; to have it read the folders above, name those in",
+        "# It fetches checkpoints into the cache of the model hub; to have it read the folders below, name those in",
         f"# configs/deployments/{config.name}.yaml.",
     ]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
 def _downloads(inputs: ScriptInputs) -> tuple[HandStep, ...]:

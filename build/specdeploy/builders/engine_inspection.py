@@ -1,10 +1,12 @@
 """The checkpoints of an engine build, looked at before anything runs: facts, fit of the pair, files that a script reads
 by name."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from specdeploy.builders.engine_limits import FAMILY_OF_ARCHITECTURE
 from specdeploy.builders.pair import Consent, check_pair
 from specdeploy.builders.trtllm_snapshot import Snapshot
 from specdeploy.checkpoint.info import CheckpointFiles, describe_checkpoint, read_checkpoint_files
@@ -15,14 +17,18 @@ from specdeploy.checkpoint.source import tokenizer_problems
 from specdeploy.checkpoint_contract import CheckpointInfo, PairFinding, PairReport
 from specdeploy.config.schema import DeploymentConfig
 from specdeploy.contract import BuildCheck, EngineModel, EngineRecord, Lane, Method
-from specdeploy.errors import CheckpointError
+from specdeploy.errors import CheckpointError, Violation
+from specdeploy.trtllm.facts import ConvertScript
+from specdeploy.trtllm.rule import METHODS_WITH_HEAD, DeploymentFacts
 
+_WEIGHT_GLOBS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
 MEDUSA_PICKLE = "medusa_lm_head.pt"
 EAGLE_PICKLE = "pytorch_model.bin"
 REDRAFTER_WEIGHTS = "model.safetensors"
 # What examples/redrafter/convert_checkpoint.py@0e8b9484 reads from the drafter's config.json.
 REDRAFTER_KEYS = ("hidden_size", "exit_dim", "num_draft_layers", "rnn")
+HEADS_CODE = "tensor-parallel"  # the pair's finding that heads do not divide
 # A pair without a second tokenizer and without a lane's opinion: what remains is said of the target alone.
 _TARGET_ALONE = Method.NGRAM
 
@@ -51,6 +57,60 @@ def read_sources(snapshots: tuple[Snapshot, ...], problems: list[str]) -> dict[s
             continue
         read[str(snapshot.role)] = SourceFiles(snapshot, snapshot.folder, files, info)
     return read
+
+
+def without_bare_snapshots(snapshots: tuple[Snapshot, ...], not_checked: list[str]) -> tuple[Snapshot, ...]:
+    """For a dry run: a folder with texts but without any weights (`hf download --exclude '*.safetensors'`) counts as
+    not here, since hardly a fact of a checkpoint can be read without them; `not_checked` gets a sentence for each."""
+    kept = []
+    for one in snapshots:
+        is_bare = one.folder is not None and not any(any(one.folder.glob(glob)) for glob in _WEIGHT_GLOBS)
+        if is_bare:
+            not_checked.append(
+                f"{one.role} {one.source.checkpoint}: its folder on this machine holds no weights, so it was treated "
+                "as not here"
+            )
+        kept.append(replace(one, folder=None) if is_bare else one)
+    return tuple(kept)
+
+
+def find_block_scales(facts: DeploymentFacts, read: Mapping[str, SourceFiles]) -> Iterator[Violation]:
+    """FP8 weights with one scale per block, which Llama's converter would take for weights with one per tensor.
+
+    Source: examples/models/core/llama/convert_checkpoint.py@368f8f2a knows --use_fp8 (per tensor) and
+    --use_fp8_rowwise only. What other converters read is `weights-not-read`'s subject.
+    """
+    for role, key, info in facts.checkpoints():
+        family = FAMILY_OF_ARCHITECTURE.get(info.architecture or "")
+        if role not in read or facts.method in METHODS_WITH_HEAD or family is not ConvertScript.LLAMA:
+            continue
+        if (block := _block_of(read[role].files.config)) is None:
+            continue
+        other = facts.other_lane(Lane.TRTLLM_LLMAPI)
+        reason = f"{role} {info.reference} has fp8 weights with a scale per {block}; the converter reads one per tensor"
+        remedy = (
+            f"{f'Use {other}, or' if other else 'Use'} an FP8 checkpoint with a scale per tensor, such as ModelOpt's."
+        )
+        yield facts.violation(key, reason, remedy)
+
+
+def _block_of(config: Mapping[str, Any]) -> str | None:
+    """`block of 128 x 128` where quantization_config says that scales are per block, in any of its spellings."""
+    stated = config.get("quantization_config")
+    if not isinstance(stated, dict):
+        return None
+    if (size := stated.get("weight_block_size")) is not None:
+        return _describe_block(size)
+    groups = stated.get("config_groups")
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if isinstance(weights, dict) and weights.get("strategy") == "block":
+            return _describe_block(weights.get("block_structure"))
+    return None
+
+
+def _describe_block(size: object) -> str:
+    return f"block of {' x '.join(map(str, size))}" if isinstance(size, list) else "block"
 
 
 def find_file_problems(config: DeploymentConfig, read: dict[str, SourceFiles]) -> Iterator[str]:
@@ -118,6 +178,8 @@ def _find_padding(report: PairReport, engines: tuple[EngineRecord, ...]) -> Iter
             continue
         role = "draft" if engine.model is EngineModel.DRAFT else "target"
         for found in find_parallelism_problems(info, None, engine.tensor_parallel):
+            if found.code == HEADS_CODE:
+                continue  # the rules target-heads and draft-heads say it, with the key
             yield found.model_copy(update={"subject": f"{role} {info.reference}"})
 
 
@@ -134,17 +196,22 @@ def find_lost_settings(
     if has_head and rope is not None and rope.type != "default":
         detail = (
             f"the {config.speculation.method} converter keeps only the type ({rope.type}) of the target's stretched "
-            "rotary embedding; its factors become TensorRT-LLM's defaults, so long prompts may differ from the model"
+            "rotary embedding; its factors become TensorRT-LLM's defaults, so long prompts may differ from the model. "
+            "Compare answers to long prompts with and without drafting"
         )
         yield BuildCheck(name="warning rope-scaling", detail=detail)
     head = None if draft is None else draft.head
     if config.speculation.method is Method.EAGLE and head is not None and not head.has_fc_bias:
         # tensorrt_llm/models/eagle/weight.py@535c9cc6
-        detail = "the head has no fc.bias, which the EAGLE converter of some versions reads; then the conversion fails"
+        detail = (
+            "the head has no fc.bias, which the EAGLE converter of some versions reads; then the conversion fails. "
+        )
+        detail += "Use a head that holds it, or another version"
         yield BuildCheck(name="warning eagle-fc-bias", detail=detail)
     if config.speculation.method is Method.EAGLE and draft is not None and not _has_pickle(draft):
         # The same place.
-        detail = f"the EAGLE converter of some versions reads fc from {EAGLE_PICKLE}; then the conversion fails"
+        detail = f"the EAGLE converter of some versions reads fc from {EAGLE_PICKLE}; then the conversion fails. "
+        detail += "Keep that file in the folder of a head you trust"
         yield BuildCheck(name="warning eagle-pickle", detail=detail)
     if config.speculation.method is Method.REDRAFTER:
         detail = "nothing in a drafter's files shows which target it was trained for; acceptance must be measured"

@@ -1,15 +1,17 @@
 """Memory of the engines of a deployment: weights with their heads, caches, and whether one request fits at all."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from specdeploy.builders.engine_records import EngineInputs, is_quantized_here
 from specdeploy.checkpoint_contract import CheckpointInfo
-from specdeploy.config.schema import PlainInstance
+from specdeploy.config.schema import Gpu, PlainInstance, TensorRtLlmConfig
 from specdeploy.contract import Dtype, EngineModel, EngineRecord, MemoryBudget, Method
 from specdeploy.errors import CheckpointError, Violation
 from specdeploy.planner.hardware import HARDWARE
 from specdeploy.planner.memory import LoadedModel, budget_memory, describe_budget, estimate_weight_bytes
 from specdeploy.trtllm.rule import METHODS_WITH_HEAD
+from specdeploy.units import format_bytes
 
 
 def plan_memory(inputs: EngineInputs, engines: tuple[EngineRecord, ...]) -> MemoryBudget | None:
@@ -34,17 +36,52 @@ def plan_memory(inputs: EngineInputs, engines: tuple[EngineRecord, ...]) -> Memo
 
 
 def find_misfit(inputs: EngineInputs, memory: MemoryBudget, file: str) -> list[Violation]:
-    """A violation with every line of the budget where not even one request of full length fits."""
+    """A violation with every line of the budget where not even one request of full length fits.
+
+    What to do comes first, with the key that has to change; it depends on which lines are too large.
+    """
     longest = inputs.config.serving.max_seq_len
     if memory.kv_bytes > 0 and min(memory.kv_tokens.values()) >= longest:
         return []
-    ways = ["use more GPUs (tensor_parallel)", "a smaller max_seq_len or max_rows", "a larger GPU"]
+    swap = []
     if inputs.method in METHODS_WITH_HEAD and inputs.section.plain_instance is PlainInstance.BESIDE:
-        ways.insert(0, "write plain_instance: swap, which leaves the second engine out")
+        swap = ["write plain_instance: swap, which leaves the second engine out"]
+    if _may_quantize(inputs):
+        swap.append("write tensorrt_llm.quantization: fp8, which halves the weights of the target")
+    return [describe_misfit(inputs.section, memory, longest, file, first=swap)]
+
+
+def describe_misfit(
+    section: TensorRtLlmConfig, memory: MemoryBudget, longest: int, file: str, *, first: Sequence[str] = ()
+) -> Violation:
+    """Why not even one request of `longest` tokens fits, by the lines that are too large: weights, the largest step, or
+    the caches. `first` are ways out that this deployment alone has; the arithmetic comes after the remedy."""
+    weights = sum(line.num_bytes for line in memory.lines if line.subject.startswith("weights "))
+    more_gpus = f"raise tensorrt_llm.tensor_parallel above {section.tensor_parallel}"
+    largest = "" if section.gpu is Gpu.H200 else ", or use gpu h200"
+    if weights >= memory.num_bytes:
+        key = "tensorrt_llm.tensor_parallel"
+        reason = f"the weights of one GPU, {format_bytes(weights)}, are more than its {format_bytes(memory.num_bytes)}"
+        ways = [*first, f"{more_gpus}{largest}"]
+    elif memory.kv_bytes <= 0:
+        key = "tensorrt_llm.max_num_tokens"
+        reason = f"weights and a step of {section.max_num_tokens} tokens leave no room for keys and values"
+        ways = [*first, "lower tensorrt_llm.max_num_tokens or serving.max_rows", f"{more_gpus}{largest}"]
+    else:
+        key, tokens = "serving.max_seq_len", min(memory.kv_tokens.values())
+        reason = f"the caches hold {tokens} tokens, and one request may have {longest}"
+        fitting = [f"write at most {tokens}"] if tokens > 0 else []
+        ways = [*fitting, "lower serving.max_rows, which sizes a step", *first, f"{more_gpus}{largest}"]
     lines = "".join(f"\n  {line}" for line in describe_budget(memory))
-    reason = f"the engines leave no room for the keys and values of one request of {longest} tokens:{lines}\n "
-    remedy = f"{ways[0][0].upper()}{ways[0][1:]}, {', '.join(ways[1:-1])}, or {ways[-1]}"
-    return [Violation(file, "tensorrt_llm.gpu", reason, remedy)]
+    remedy = ", or ".join(ways)
+    return Violation(file, key, reason, f"{remedy[0].upper()}{remedy[1:]}. Counted:{lines}")
+
+
+def _may_quantize(inputs: EngineInputs) -> bool:
+    """Whether the build itself could make fp8 weights: as the rules about quantization have it."""
+    if inputs.method in METHODS_WITH_HEAD or inputs.section.quantization == "fp8" or inputs.target is None:
+        return False
+    return inputs.target.quantization is None and (inputs.section.expert_parallel or 1) == 1
 
 
 def with_kv_tokens(engines: tuple[EngineRecord, ...], memory: MemoryBudget | None) -> tuple[EngineRecord, ...]:

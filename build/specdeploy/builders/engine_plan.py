@@ -19,10 +19,12 @@ from specdeploy.builders.engine_identity import (
 )
 from specdeploy.builders.engine_inspection import (
     SourceFiles,
+    find_block_scales,
     find_file_problems,
     find_lost_settings,
     judge_pair,
     read_sources,
+    without_bare_snapshots,
 )
 from specdeploy.builders.engine_limits import find_build_limits, find_unconvertible
 from specdeploy.builders.engine_memory import find_misfit, plan_memory, with_kv_tokens
@@ -40,6 +42,7 @@ from specdeploy.errors import BuildError, CheckpointError, ConfigError, Violatio
 from specdeploy.manifest import build_id_of
 from specdeploy.planner.hardware import HARDWARE
 from specdeploy.planner.memory import describe_budget
+from specdeploy.trtllm.facts import build_flags_notes
 from specdeploy.trtllm.refusals import DeploymentFacts, find_notes, find_refusals
 from specdeploy.trtllm.versions import parse_version
 
@@ -143,7 +146,9 @@ def plan_engine_build(
     steps = with_script_digests(plan_commands(inputs, engines))
     if not is_dry_run and (missing := find_missing_tools(steps)):
         raise BuildError("\n".join(missing))
-    found.checks += [BuildCheck(name="commands", detail=f"{len(steps)} commands match the flags of {version}")]
+    unread = "".join(f"; {note}" for note in build_flags_notes(version))
+    found.checks += [BuildCheck(name="commands", detail=f"{len(steps)} commands match the flags of {version}{unread}")]
+    found.checks += _find_raised_steps(inputs.section, engines)
     found.checks += [BuildCheck(name=f"note on {step.name}", detail=step.note) for step in steps if step.note]
     versions = build_versions(inputs.section, installation, version)
     sources = {str(snapshot.role): graph_source(snapshot, checkpoints) for snapshot in snapshots}
@@ -176,6 +181,7 @@ def _examine(
     inputs = EngineInputs(config, section, version, target, draft, tools)
     facts = DeploymentFacts(config, version, target, draft, file)
     found.violations += [*find_refusals(facts), *find_unconvertible(inputs, file), *find_build_limits(inputs, file)]
+    found.violations += find_block_scales(facts, read)
     found.errors += find_file_problems(config, read)
     engines = plan_engines(inputs)
     memory = _plan_memory(inputs, engines, found, file)
@@ -184,6 +190,19 @@ def _examine(
     found.checks += [BuildCheck(name="not shown by any page", detail=note) for note in find_notes(facts)]
     found.checks += find_lost_settings(config, target, draft)
     return inputs, with_kv_tokens(engines, memory), memory
+
+
+def _find_raised_steps(section: TensorRtLlmConfig, engines: tuple[EngineRecord, ...]) -> list[BuildCheck]:
+    """Engines whose steps are larger than the config says, because trtllm-build would raise them by itself."""
+    return [
+        BuildCheck(
+            name=f"note on build {engine.model}",
+            detail=f"max_num_tokens is {engine.max_num_tokens}, not {section.max_num_tokens}: one step must hold a "
+            "draft with its token for every row. Write that, or lower serving.max_rows",
+        )
+        for engine in engines
+        if engine.max_num_tokens > section.max_num_tokens
+    ]
 
 
 def _section(loaded: LoadedDeployment) -> TensorRtLlmConfig:
@@ -217,7 +236,7 @@ def _find_snapshots(
     would_fetch = any(is_hub_reference(source, loaded.path.parent) for source in named)
     inputs = EngineInputs(loaded.config, _section(loaded), version, None, None, EngineTools())
     try:
-        return find_snapshots(
+        snapshots = find_snapshots(
             loaded,
             is_dry_run=is_dry_run or (is_refused and would_fetch),
             then=lambda downloads: estimate_commands(inputs, downloads, engines_root),
@@ -225,6 +244,7 @@ def _find_snapshots(
     except CheckpointError as error:
         found.errors.append(str(error))
         return ()
+    return without_bare_snapshots(snapshots, found.not_checked) if is_dry_run else snapshots
 
 
 def _is_of(installation: TrtllmInstallation | None, version: Version) -> bool:
@@ -254,13 +274,21 @@ def _plan_memory(
         found.errors.append(str(error))
         return None
     if memory is None:
-        found.not_checked.append("memory: not every checkpoint is on this machine, so their sizes were not counted")
+        found.not_checked.append(_uncounted(engines))
         return None
     found.violations += find_misfit(inputs, memory, file)
     tokens = ", ".join(f"{model} {count}" for model, count in memory.kv_tokens.items())
     detail = f"{memory.gpu}: tokens of the key/value caches {tokens}; estimated, not measured on a GPU"
     found.checks.append(BuildCheck(name="memory", detail=detail))
     return memory
+
+
+def _uncounted(engines: tuple[EngineRecord, ...]) -> str:
+    sentence = "memory: not every checkpoint is on this machine, so their sizes were not counted"
+    if len(engines) > 1:
+        names = " and ".join(str(engine.model) for engine in engines)
+        sentence += f"; {names} lack max_tokens_in_paged_kv_cache therefore, without which two engines fight for a GPU"
+    return sentence
 
 
 def _judge_pair(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from specdeploy.builders.engine_inspection import HEADS_CODE, without_bare_snapshots
 from specdeploy.builders.pair import Consent, check_pair
 from specdeploy.builders.trtllm_installation import TrtllmInstallation, check_installation
 from specdeploy.builders.trtllm_llm_objects import (
@@ -22,7 +23,7 @@ from specdeploy.checkpoint.info import inspect_checkpoint
 from specdeploy.checkpoint.pair import PairSettings, check_allowed_codes, inspect_pair
 from specdeploy.checkpoint.pinned_sources import PinnedSource
 from specdeploy.checkpoint.source import tokenizer_problems
-from specdeploy.checkpoint_contract import CheckpointInfo
+from specdeploy.checkpoint_contract import CheckpointInfo, PairReport
 from specdeploy.config.load import LoadedDeployment
 from specdeploy.config.schema import TensorRtLlmConfig
 from specdeploy.contract import BuildCheck, EngineModel, EngineRecord, Lane, MemoryBudget
@@ -124,8 +125,9 @@ def plan_llmapi_build(
     found.checks.append(BuildCheck(name=ARGUMENTS_CHECK, detail=detail))
     notes = dict.fromkeys(note for one in rendered.values() for note in one.notes)
     found.checks += [BuildCheck(name="arguments note", detail=note) for note in notes]
+    writer = "Planned by a dry run" if is_dry_run else "Written by `specdeploy build`"
     header = (
-        f"LLM arguments of {loaded.config.name}, TensorRT-LLM {version}. Written by `specdeploy build`; "
+        f"LLM arguments of {loaded.config.name}, TensorRT-LLM {version}. {writer}; "
         f"change configs/deployments/{loaded.config.name}.yaml instead."
     )
     return LlmapiBuildPlan(
@@ -162,10 +164,14 @@ def _find_snapshots(
     except CheckpointError as error:
         found.errors.append(str(error))
         return ()
+    told = len(found.not_checked)
+    if is_dry_run:
+        snapshots = without_bare_snapshots(snapshots, found.not_checked)
+    bare = found.not_checked[told:]
     found.not_checked += [
         f"{one.role} {one.source.checkpoint}: not on this machine, so nothing of it was read"
         for one in snapshots
-        if one.folder is None
+        if one.folder is None and not any(sentence.startswith(f"{one.role} ") for sentence in bare)
     ]
     return snapshots
 
@@ -195,11 +201,20 @@ def _read_infos(
             for role, info in infos.items()
             if info.num_bytes is None
         ]
-        found.checks += check_pair(report, consent)
+        _judge_pair(report, consent, found)
     except CheckpointError as error:
         found.errors.append(str(error))
         return {}
     return infos
+
+
+def _judge_pair(report: PairReport, consent: Consent, found: _Findings) -> None:
+    """Heads that do not divide are left to the rules, which name the key; the facts stay known whatever is found."""
+    others = tuple(one for one in report.findings if one.code != HEADS_CODE)
+    try:
+        found.checks += check_pair(report.model_copy(update={"findings": others}), consent)
+    except CheckpointError as error:
+        found.errors.append(str(error))
 
 
 def _version_violations(
@@ -224,7 +239,10 @@ def _count_memory(parts: DeploymentParts, found: _Findings, file: str) -> Memory
         found.errors.append(str(error))
         return None
     if memory is None:
-        found.not_checked.append("memory: not every checkpoint is on this machine, so their sizes were not counted")
+        sentence = "memory: not every checkpoint is on this machine, so their sizes were not counted"
+        if len(parts.instances) > 1:
+            sentence += "; two instances share a GPU by fraction alone therefore, and may not fit beside each other"
+        found.not_checked.append(sentence)
         return None
     found.violations += find_misfits(parts, memory, file)
     tokens = ", ".join(f"{model} {count}" for model, count in memory.kv_tokens.items())

@@ -12,7 +12,7 @@ from specdeploy.checkpoint.pair import (
 )
 from specdeploy.checkpoint.safetensors_header import read_header
 from specdeploy.checkpoint.source import locate_folder, resolve_checkpoint
-from specdeploy.checkpoint_contract import PairReport, Severity
+from specdeploy.checkpoint_contract import PairFinding, PairReport, Severity
 from specdeploy.config.load import LoadedDeployment
 from specdeploy.config.schema import DeploymentConfig, TargetConfig
 from specdeploy.contract import BuildCheck, EngineManifest
@@ -44,10 +44,15 @@ def check_pair(pair: PairReport, consent: Consent) -> tuple[BuildCheck, ...]:
             hint = f"\nTo build it nevertheless: {codes}"
         raise CheckpointError(describe_blocking(blocking) + hint)
     recorded = [one for one in pair.findings if one.severity is Severity.WARNING or one.code == "vocabulary-padded"]
-    checks = [BuildCheck(name=f"{one.severity} {one.code}", detail=f"{one.subject}: {one.detail}") for one in recorded]
+    checks = [BuildCheck(name=f"{one.severity} {one.code}", detail=_describe_recorded(one)) for one in recorded]
     accepted = sorted({one.code for one in recorded} & set(consent.allow))
     verdict = str(pair.verdict) + (f", accepted by name: {', '.join(accepted)}" if accepted else "")
     return (BuildCheck(name="pair", detail=verdict), *checks) if pair.draft is not None else tuple(checks)
+
+
+def _describe_recorded(found: PairFinding) -> str:
+    advice = f". {found.remedy}" if found.severity is Severity.WARNING else ""
+    return f"{found.subject}: {found.detail}{advice}"
 
 
 def inspect_deployment(

@@ -32,6 +32,8 @@ CHECKPOINT, ENGINE = "checkpoint", "engine"
 
 _UNKNOWN_FAMILY = "<family>"
 _UNKNOWN_TYPE = "<model type>"
+UNKNOWN_FAMILY_NOTE = "the family is known once the checkpoint is on this machine"
+PLACEHOLDERS = (_UNKNOWN_FAMILY, _UNKNOWN_TYPE)  # what a command holds whose checkpoint is not on this machine
 QUANTIZE_SCRIPT = "examples/quantization/quantize.py"
 QUANTIZE_NOTE = (
     "calibrates on 512 samples of cnn_dailymail, fetched from the model hub; the flags of quantize.py were read at "
@@ -96,7 +98,7 @@ def _convert_plain(inputs: EngineInputs, engine: EngineRecord) -> GraphStep:
     argv += _expert_flags(inputs, engine)
     if family is ConvertScript.LLAMA and info is not None and info.quantization is not None:
         argv += _llama_fp8_flags(info.quantization.method.lower(), with_cache=engine.kv_cache_dtype == "fp8")
-    note = "" if info is not None else "the family is known once the checkpoint is on this machine"
+    note = "" if info is not None else UNKNOWN_FAMILY_NOTE
     flags = convert_flags(family or ConvertScript.LLAMA)
     return _convert_step(inputs, engine, script, argv, flags, note=note, needs_gpu=False)
 

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from specdeploy.builders.engine_memory import describe_misfit
 from specdeploy.checkpoint import model_facts
 from specdeploy.checkpoint_contract import CheckpointInfo
 from specdeploy.config.schema import DeploymentConfig, PlainInstance, TensorRtLlmConfig
 from specdeploy.contract import Dtype, EngineModel, EngineRecord, MemoryBudget
 from specdeploy.errors import Violation
 from specdeploy.planner.hardware import HARDWARE
-from specdeploy.planner.memory import LoadedModel, budget_memory, describe_budget, estimate_weight_bytes
+from specdeploy.planner.memory import LoadedModel, budget_memory, estimate_weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +89,8 @@ def find_misfits(parts: DeploymentParts, budget: MemoryBudget, file: str) -> lis
     longest = parts.config.serving.max_seq_len
     if budget.kv_bytes > 0 and budget.max_sequences >= 1:
         return []
-    ways = ["raise tensor_parallel", "lower serving.max_seq_len or max_num_tokens"]
-    if len(parts.instances) > 1:
-        ways.insert(0, "write plain_instance: swap")
-    lines = "".join(f"\n  {line}" for line in describe_budget(budget))
-    reason = f"no room for the keys and values of one request of {longest} tokens beside the weights"
-    remedy = f"{ways[0][0].upper()}{ways[0][1:]}, {', or '.join(ways[1:])}{lines}"
-    return [Violation(file, "tensorrt_llm.gpu", reason, remedy)]
+    first = ["write tensorrt_llm.plain_instance: swap"] if len(parts.instances) > 1 else []
+    return [describe_misfit(parts.section, budget, longest, file, first=first)]
 
 
 def kv_tokens_of(budget: MemoryBudget | None, instance: EngineModel) -> int | None:

@@ -83,6 +83,11 @@ def run_warmup(folder: Path, log_folder: Path, report: Report, *, label: str | N
     Logs go to `log_folder`, named after `label` (default: the folder's name). Raises `BuildError` with the cause, what
     to do and the name of the log.
     """
+    if not (folder / ARGUMENT_FILES[EngineModel.TARGET]).is_file():
+        raise BuildError(
+            f"{folder}: no build of lane trtllm_llmapi is here: {ARGUMENT_FILES[EngineModel.TARGET]} is missing. "
+            "Give the folder of one, or make it: make engines DEPLOYMENT=<name>"
+        )
     is_beside = (folder / ARGUMENT_FILES[EngineModel.TARGET_PLAIN]).is_file()
     both = (EngineModel.TARGET, EngineModel.TARGET_PLAIN)
     groups: Sequence[tuple[EngineModel, ...]] = (both,) if is_beside else tuple((one,) for one in both)

@@ -77,7 +77,8 @@ def find_parallelism_problems(
 
 def _not_divisible(subject: str, what: str, tensor_parallel: int) -> PairFinding:
     detail = f"{what} do not divide by {tensor_parallel} GPUs"
-    remedy = "Choose a tensor parallelism that divides them; a small draft can run with less than its target"
+    remedy = "Choose a tensor parallelism that divides them; a small draft can run with less than its target "
+    remedy += "(tensorrt_llm.draft_tensor_parallel)"
     return finding("tensor-parallel", Severity.FAILURE, subject, detail, remedy)
 
 

@@ -175,12 +175,16 @@ def _explain(details: ErrorDetails, model: type[BaseModel]) -> tuple[str, str]:
     if kind in ("enum", "literal_error"):
         words = [word.strip("'") for word in re.split(r", | or ", str(context.get("expected", "")))]
         suggestion = _did_you_mean(str(details["input"]), words)
+        if location[-2:] == ("tensorrt_llm", "gpu"):  # a GPU of another generation is no misspelling
+            return f"{given} is not allowed: these lanes are for Hopper GPUs only", f"Use one of: {', '.join(words)}."
         return f"{given} is not allowed", f"{suggestion}Use one of: {', '.join(words)}."
     if kind in _KIND_OF_ERROR:
         return f"{given} has the wrong type", f"Write {_KIND_OF_ERROR[kind]}."
     if kind in _BOUND_OF_ERROR:
         word, name = _BOUND_OF_ERROR[kind]
         return f"{given} is out of range", f"It must be {word} {context[name]}."
+    if kind == "string_pattern_mismatch" and location[-2:] == ("tensorrt_llm", "version"):
+        return f"{given} is no exact version", "Write the exact version, such as 1.2.1."
     if kind == "string_pattern_mismatch":
         return f"{given} is not a valid name", f"It must match {context['pattern']}."
     if kind in ("string_too_short", "too_short"):

@@ -21,7 +21,7 @@ def _refuse_old_head(facts: DeploymentFacts) -> Violation | None:
     if not facts.is_llmapi or facts.draft is None or facts.draft.head is None or facts.draft.head.generation != "v1":
         return None
     reason = f"{facts.draft.reference} is an EAGLE-1 or EAGLE-2 head; only EAGLE-3 heads load in the LLM API"
-    remedy = f"Use an EAGLE-3 head, or lane {Lane.TRTLLM_ENGINE} with method eagle."
+    remedy = f"Use an EAGLE-3 head, or {facts.other_lane(Lane.TRTLLM_ENGINE, Method.EAGLE)}."
     return facts.violation("speculation.draft.checkpoint", reason, remedy)
 
 
@@ -30,7 +30,7 @@ def _refuse_new_head(facts: DeploymentFacts) -> Violation | None:
     if not facts.is_engine or facts.draft is None or facts.draft.head is None or facts.draft.head.generation != "v3":
         return None
     reason = f"{facts.draft.reference} is an EAGLE-3 head; the engine flow builds EAGLE-1 heads only"
-    remedy = f"Use an EAGLE-1 head, or lane {Lane.TRTLLM_LLMAPI} with method eagle3."
+    remedy = f"Use an EAGLE-1 head, or {facts.other_lane(Lane.TRTLLM_LLMAPI, Method.EAGLE3)}."
     return facts.violation("speculation.draft.checkpoint", reason, remedy)
 
 
@@ -44,7 +44,7 @@ def _refuse_missing_medusa_heads(facts: DeploymentFacts) -> Violation | None:
     return facts.violation("speculation.medusa.num_heads", reason, f"Write at most {there}.")
 
 
-def _refuse_fp4(facts: DeploymentFacts) -> Violation | None:
+def _refuse_fp4(facts: DeploymentFacts) -> Iterator[Violation]:
     """NVFP4 and FP4 need Blackwell (docs/source/legacy/reference/support-matrix.md@17552a44)."""
     for role, key, info in facts.checkpoints():
         for part, name in _stored_as(info):
@@ -52,8 +52,8 @@ def _refuse_fp4(facts: DeploymentFacts) -> Violation | None:
                 reason = (
                     f"{role} {info.reference} has {part} in {name}: FP4 needs Blackwell, {facts.section.gpu} is Hopper"
                 )
-                return facts.violation(key, reason, "Use the FP8 or the bfloat16 checkpoint of this model.")
-    return None
+                yield facts.violation(key, reason, "Use the FP8 or the bfloat16 checkpoint of this model.")
+                break
 
 
 def _stored_as(info: CheckpointInfo) -> Iterator[tuple[str, str]]:
@@ -65,10 +65,10 @@ def _stored_as(info: CheckpointInfo) -> Iterator[tuple[str, str]]:
         yield "key/value cache", cache.lower()
 
 
-def _refuse_unreadable_weights(facts: DeploymentFacts) -> Violation | None:
+def _refuse_unreadable_weights(facts: DeploymentFacts) -> Iterator[Violation]:
     """Quantised weights, or a cache of the checkpoint's own, that the converter is not known to read."""
     if not facts.is_engine:
-        return None
+        return
     for role, key, info in facts.checkpoints():
         name, readable, converter = _quantization(info), _READ_BY_LLAMA_CONVERTER, "Llama's converter"
         if _is_fp4(name or ""):
@@ -82,14 +82,15 @@ def _refuse_unreadable_weights(facts: DeploymentFacts) -> Violation | None:
         if (name is not None and not _is_one_of(name, readable)) or (name is None and has_fp8_cache and not readable):
             known = ", ".join(readable) or "unquantised ones only"
             reason = f"{role} {info.reference} has {what}; {converter} is known to read {known}"
-            return facts.violation(key, reason, _remedy_for_weights(name))
-    return None
+            yield facts.violation(key, reason, _remedy_for_weights(facts, name))
 
 
-def _remedy_for_weights(name: str | None) -> str:
+def _remedy_for_weights(facts: DeploymentFacts, name: str | None) -> str:
+    if (other := facts.other_lane(Lane.TRTLLM_LLMAPI)) is None:
+        return "Use its unquantised checkpoint."
     if name is None or _is_one_of(name, _RUN_BY_LLMAPI):
-        return f"Use its unquantised checkpoint, or lane {Lane.TRTLLM_LLMAPI}, which reads this one as it is."
-    return f"Use its unquantised checkpoint, or an FP8 one in lane {Lane.TRTLLM_LLMAPI}."
+        return f"Use its unquantised checkpoint, or {other}, which reads this one as it is."
+    return f"Use its unquantised checkpoint, or an FP8 one in {other}."
 
 
 def _is_fp4(name: str) -> bool:

@@ -9,7 +9,7 @@ from specdeploy.config.schema import EagleConfig, MedusaConfig
 from specdeploy.contract import ConstrainedPolicy, DraftLenRange, Lane, Method, unsupported_reason
 from specdeploy.errors import Violation
 from specdeploy.trtllm.rule import METHODS_WITH_HEAD, DeploymentFacts, Refusal
-from specdeploy.trtllm.versions import FIRST_KNOWN, LAST_WITH_ENGINE_FLOW, engine_flow_refusal
+from specdeploy.trtllm.versions import FIRST_KNOWN, LAST_WITH_ENGINE_FLOW, container_of, engine_flow_refusal, image_of
 
 # The default tree mc_sim_7b_63 of Medusa and EAGLE: 63 nodes, its longest path has 4.
 # Source: cpp/include/tensorrt_llm/runtime/medusaModule.h@06255cb7, eagleModule.h@2931b93f.
@@ -23,7 +23,11 @@ def _refuse_removed_engine_flow(facts: DeploymentFacts) -> Violation | None:
     if not facts.is_engine or facts.version < FIRST_KNOWN:
         return None
     reason = engine_flow_refusal(facts.version)
-    remedy = f"Use lane {Lane.TRTLLM_LLMAPI}, or version {LAST_WITH_ENGINE_FLOW}, the last one with the engine flow."
+    container = container_of(LAST_WITH_ENGINE_FLOW)
+    inside = "" if container is None else f" ({image_of(container)})"
+    last = f"version {LAST_WITH_ENGINE_FLOW}{inside}, the last one with the engine flow."
+    other = facts.other_lane(Lane.TRTLLM_LLMAPI)
+    remedy = f"Use {last}" if other is None else f"Use {other}, or {last}"
     return facts.violation("tensorrt_llm.version", reason, remedy) if reason else None
 
 
@@ -40,8 +44,8 @@ def _refuse_unknown_version(facts: DeploymentFacts) -> Violation | None:
 def _refuse_foreign_method(facts: DeploymentFacts) -> Violation | None:
     if (reason := unsupported_reason(facts.lane, facts.method)) is None:
         return None
-    where = [lane for lane in Lane if unsupported_reason(lane, facts.method) is None]
-    other = f"Use lane {' or '.join(where)}, or another method." if where else "Use another method."
+    where = [other for lane in Lane if (other := facts.other_lane(lane)) is not None]
+    other = f"Use {' or '.join(where)}, or another method." if where else "Use another method."
     return facts.violation("speculation.method", reason, other)
 
 
@@ -64,7 +68,8 @@ def _refuse_constrained_drafts(facts: DeploymentFacts) -> Violation | None:
         return None
     reason = f"{constrained}: guided decoding with speculation is verified nowhere in the engine flow, and drafting "
     reason += "restarts the grammar at every round"
-    remedy = f"Write off. In lane {Lane.TRTLLM_LLMAPI} such requests are served, without drafts."
+    other = facts.other_lane(Lane.TRTLLM_LLMAPI)
+    remedy = "Write off." + (f" In {other} such requests are served, without drafts." if other else "")
     return facts.violation("speculation.constrained", reason, remedy)
 
 
@@ -80,7 +85,8 @@ def _refuse_guides(facts: DeploymentFacts) -> Violation | None:
     if not facts.is_engine or backend is None:
         return None
     reason = f"{backend}: no build of lane {facts.lane} writes what its backend needs to constrain outputs"
-    remedy = f"Use lane {Lane.TRTLLM_LLMAPI}, or remove the key: guided requests are then refused."
+    other = facts.other_lane(Lane.TRTLLM_LLMAPI)
+    remedy = f"{f'Use {other}, or remove' if other else 'Remove'} the key: guided requests are then refused."
     return facts.violation("tensorrt_llm.guided_decoding_backend", reason, remedy)
 
 
@@ -93,17 +99,19 @@ def _refuse_no_reuse(facts: DeploymentFacts) -> Violation | None:
     return facts.violation("tensorrt_llm.kv_cache_reuse", reason, remedy)
 
 
-def _refuse_partial_draft_len(facts: DeploymentFacts) -> Violation | None:
-    """A K between 0 and max_draft_len, where an engine drafts all or nothing."""
+def _refuse_partial_draft_len(facts: DeploymentFacts) -> list[Violation]:
+    """Every K between 0 and max_draft_len, where an engine drafts all or nothing."""
     k = facts.config.speculation.max_draft_len
     if not facts.is_engine or facts.method not in _FROZEN_METHODS:
-        return None
-    for key, entry in draft_len_ranges(facts):
-        if entry.draft_len not in (0, k):
-            reason = f"{entry.draft_len} with method {facts.method}: an engine drafts its {k} tokens or none"
-            remedy = f"Write 0 or {k}, or use method draft_model, whose K may follow the load."
-            return facts.violation(key, reason, remedy)
-    return None
+        return []
+    remedy = f"Write 0 or {k}, or use method draft_model, whose K may follow the load."
+    return [
+        facts.violation(
+            key, f"{entry.draft_len} with method {facts.method}: an engine drafts its {k} tokens or none", remedy
+        )
+        for key, entry in draft_len_ranges(facts)
+        if entry.draft_len not in (0, k)
+    ]
 
 
 def draft_len_ranges(facts: DeploymentFacts) -> Iterator[tuple[str, DraftLenRange]]:

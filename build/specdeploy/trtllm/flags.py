@@ -81,6 +81,18 @@ def build_flags(version: Version) -> Mapping[str, Flag]:
     )
 
 
+def build_flags_notes(version: Version) -> tuple[str, ...]:
+    """What of `build_flags(version)` was read elsewhere than in that version, a sentence each; () when it was read."""
+    if version.release[:2] == (1, 0):
+        notes = [f"the plugin flags of trtllm-build {version} were not read: those of 1.2.1 are taken for them"]
+        if version != Version("1.0.0"):
+            notes.append(f"the flags of trtllm-build {version} were not read: those of 1.0.0 are taken for them")
+        return tuple(notes)
+    if version == Version("1.2.1"):
+        return ()
+    return (f"the flags of trtllm-build {version} were not read: those of 1.2.1 are taken for them",)
+
+
 def convert_flags(script: ConvertScript) -> Mapping[str, Flag]:
     """Flags of a family's `convert_checkpoint.py`, by name and by alias; medusa and eagle add theirs to llama's."""
     scripts = load_facts(BUILD_FLAGS_FILE)["convert_checkpoint"]

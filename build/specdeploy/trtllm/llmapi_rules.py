@@ -13,7 +13,8 @@ def _refuse_pipeline(facts: DeploymentFacts) -> Violation | None:
     if not facts.is_llmapi or pipeline == 1:
         return None
     reason = f"{pipeline}: the LLM API does not combine speculation with pipeline parallelism"
-    remedy = f"Write 1 and raise tensor_parallel, or use lane {Lane.TRTLLM_ENGINE} with method draft_model."
+    other = facts.other_lane(Lane.TRTLLM_ENGINE, Method.DRAFT_MODEL)
+    remedy = f"Write 1 and raise tensor_parallel, or use {other}."
     return facts.violation("tensorrt_llm.pipeline_parallel", reason, remedy)
 
 
@@ -31,24 +32,27 @@ def _refuse_constrained_drafts(facts: DeploymentFacts) -> Violation | None:
     return facts.violation("speculation.constrained", reason, remedy)
 
 
-def _refuse_switch_without_plain_instance(facts: DeploymentFacts) -> Violation | None:
+def _refuse_switch_without_plain_instance(facts: DeploymentFacts) -> list[Violation]:
     """Segments that are not drafted for, or differently, need a plain engine to send them to."""
     if facts.can_switch_per_request or facts.section.plain_instance is PlainInstance.BESIDE:
-        return None
+        return []
+    found = []
     who = f"method {facts.method} in lane {facts.lane} has no switch per request"
-    remedy = "Write tensorrt_llm.plain_instance: beside, or use lane trtllm_engine with method draft_model."
+    other = facts.other_lane(Lane.TRTLLM_ENGINE, Method.DRAFT_MODEL)
+    remedy = f"Write tensorrt_llm.plain_instance: beside, or use {other}."
     for index, segment in enumerate(facts.config.traffic.segments):
         key = f"traffic.segments[{index}]"
         if not segment.speculate:
             reason = f"false beside plain_instance: swap: {who}"
-            return facts.violation(f"{key}.speculate", reason, remedy)
-        if segment.draft_len_by_in_flight:
+            found.append(facts.violation(f"{key}.speculate", reason, remedy))
+        elif segment.draft_len_by_in_flight:
             reason = f"a K of its own beside plain_instance: swap: {who}"
-            return facts.violation(f"{key}.draft_len_by_in_flight", reason, f"{remedy} Or remove the ranges.")
+            found.append(facts.violation(f"{key}.draft_len_by_in_flight", reason, f"{remedy} Or remove the ranges."))
     if facts.is_engine and _varies_by_load(facts):
         reason = f"a K that follows the load beside plain_instance: swap: {who}, and its engine drafts at any load"
-        return facts.violation("speculation.draft_len_by_in_flight", reason, f"{remedy} Or remove the ranges.")
-    return None
+        key = "speculation.draft_len_by_in_flight"
+        found.append(facts.violation(key, reason, f"{remedy} Or remove the ranges."))
+    return found
 
 
 def _varies_by_load(facts: DeploymentFacts) -> bool:
@@ -71,24 +75,26 @@ def _refuse_guides_without_plain_instance(facts: DeploymentFacts) -> Violation |
     return facts.violation("tensorrt_llm.guided_decoding_backend", reason, remedy)
 
 
-def _refuse_partial_draft_len(facts: DeploymentFacts) -> Violation | None:
+def _refuse_partial_draft_len(facts: DeploymentFacts) -> list[Violation]:
     """With two instances the router picks one of them: all of K or none."""
     if not facts.is_llmapi or facts.section.plain_instance is not PlainInstance.BESIDE:
-        return None
+        return []
     k = facts.config.speculation.max_draft_len
+    found, other = [], facts.other_lane(Lane.TRTLLM_ENGINE, Method.DRAFT_MODEL)
     for key, entry in draft_len_ranges(facts):
         if entry.draft_len not in (0, k):
             reason = f"{entry.draft_len} beside plain_instance: beside: the instance that drafts has K {k}, the other 0"
-            remedy = f"Write 0 or {k}, or lane {Lane.TRTLLM_ENGINE} with method draft_model, whose K follows the load."
-            return facts.violation(key, reason, remedy)
-    return None
+            remedy = f"Write 0 or {k}, or {other}, whose K follows the load."
+            found.append(facts.violation(key, reason, remedy))
+    return found
 
 
 def _refuse_quantising(facts: DeploymentFacts) -> Violation | None:
     if not facts.is_llmapi or facts.section.quantization == "none":
         return None
     reason = f"{facts.section.quantization}: the LLM API reads quantisation from the checkpoint and makes none"
-    remedy = f"Write none and name a checkpoint that is quantised, or use lane {Lane.TRTLLM_ENGINE}."
+    other = facts.other_lane(Lane.TRTLLM_ENGINE)
+    remedy = f"Write none and name a checkpoint that is quantised{f', or use {other}' if other else ''}."
     return facts.violation("tensorrt_llm.quantization", reason, remedy)
 
 

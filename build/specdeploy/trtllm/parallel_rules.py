@@ -83,16 +83,23 @@ def _refuse_uneven_heads(role: str, facts: DeploymentFacts) -> Violation | None:
         heads, kv_heads = info.num_heads, info.num_kv_heads
         if heads is not None and heads % gpus:
             reason = f"{gpus} does not divide the {heads} attention heads of {role} {info.reference}"
-            return facts.violation(f"tensorrt_llm.{key}", reason, _divisors(heads))
+            return facts.violation(f"tensorrt_llm.{key}", reason, _divisors(heads, facts, role))
         if kv_heads is not None and kv_heads % gpus and gpus % kv_heads:
             reason = f"{gpus} and the {kv_heads} key/value heads of {role} {info.reference}: neither divides the other"
-            return facts.violation(f"tensorrt_llm.{key}", reason, _divisors(kv_heads))
+            return facts.violation(f"tensorrt_llm.{key}", reason, _divisors(kv_heads, facts, role))
     return None
 
 
-def _divisors(heads: int) -> str:
-    fitting = [str(count) for count in range(1, GPUS_PER_NODE + 1) if heads % count == 0]
-    return f"Write one of {', '.join(fitting)}."
+def _divisors(heads: int, facts: DeploymentFacts, role: str) -> str:
+    """What fits; the draft of the engine lane may have GPUs of its own number."""
+    fitting = [count for count in range(1, GPUS_PER_NODE + 1) if heads % count == 0]
+    remedy = f"Write one of {', '.join(map(str, fitting))}."
+    if role == "target" or not facts.is_engine or facts.method is not Method.DRAFT_MODEL:
+        return remedy
+    fewer = [str(count) for count in fitting if count <= facts.section.tensor_parallel]
+    if facts.section.draft_tensor_parallel is not None:
+        return f"Write one of {', '.join(fewer)}."
+    return f"{remedy[:-1]}, or tensorrt_llm.draft_tensor_parallel: {' or '.join(fewer)} for the draft alone."
 
 
 def _refuse_step_beyond_limit(facts: DeploymentFacts) -> Violation | None:

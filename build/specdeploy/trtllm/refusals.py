@@ -138,8 +138,7 @@ GUARDS: tuple[Guard, ...] = (
 
 def find_refusals(facts: DeploymentFacts) -> list[Violation]:
     """Every rule that forbids this deployment, in the order of `REFUSALS`; each place and reason once."""
-    found = (refusal.applies(facts) for refusal in REFUSALS)
-    return list(dict.fromkeys(violation for violation in found if violation is not None))
+    return list(dict.fromkeys(violation for refusal in REFUSALS for violation in refusal.find(facts)))
 
 
 def find_notes(facts: DeploymentFacts) -> list[str]:

@@ -1,14 +1,16 @@
 """The shape of a rule: facts of one deployment in, one violation or nothing out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from packaging.version import Version
 
 from specdeploy.checkpoint_contract import CheckpointInfo
 from specdeploy.config.schema import DeploymentConfig, TensorRtLlmConfig
-from specdeploy.contract import METHODS_WITH_DRAFT, Lane, Method
+from specdeploy.contract import METHODS_WITH_DRAFT, Lane, Method, unsupported_reason
 from specdeploy.errors import ConfigError, Violation
+from specdeploy.trtllm.columns import unread_reason
+from specdeploy.trtllm.versions import LAST_WITH_ENGINE_FLOW, engine_flow_refusal
 
 # Methods of the engine lane whose converter joins a head and its target into one engine.
 METHODS_WITH_HEAD = (Method.MEDUSA, Method.EAGLE, Method.REDRAFTER)
@@ -67,6 +69,17 @@ class DeploymentFacts:
             return section.draft_tensor_parallel
         return section.tensor_parallel
 
+    def other_lane(self, lane: Lane, method: Method | None = None) -> str | None:
+        """What to write to be served in `lane`, such as `lane trtllm_engine with version 1.2.1`; None where it has no
+        `method` (default: the deployment's own). A remedy that is refused in its turn helps nobody."""
+        if unsupported_reason(lane, method or self.method) is not None:
+            return None
+        changes = [] if method in (None, self.method) else [f"method {method}"]
+        is_unknown = lane is Lane.TRTLLM_LLMAPI and unread_reason(self.version) is not None
+        if is_unknown or (lane is Lane.TRTLLM_ENGINE and engine_flow_refusal(self.version) is not None):
+            changes.append(f"version {LAST_WITH_ENGINE_FLOW}")
+        return f"lane {lane}" + (f" with {' and '.join(changes)}" if changes else "")
+
     def checkpoints(self) -> Iterator[tuple[str, str, CheckpointInfo]]:
         """(role, config key, facts) of the checkpoints that are known."""
         if self.target is not None:
@@ -86,8 +99,16 @@ def family(info: CheckpointInfo) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One rule. `row` is the row of the fact sheet's section 5 that it implements, '' for a rule of its own."""
+    """One rule: `applies` gives what it forbids, None or nothing where it lets a deployment pass. `row` is the row of
+    the fact sheet's section 5 that it implements, '' for a rule of its own."""
 
     code: str
-    applies: Callable[[DeploymentFacts], Violation | None]
+    applies: Callable[[DeploymentFacts], Violation | Iterable[Violation] | None]
     row: str = ""
+
+    def find(self, facts: DeploymentFacts) -> tuple[Violation, ...]:
+        """Everything that this rule forbids."""
+        found = self.applies(facts)
+        if found is None:
+            return ()
+        return (found,) if isinstance(found, Violation) else tuple(found)

@@ -133,6 +133,26 @@ class TestEveryDeployment:
                 position = script.index(line, position)
 
     @pytest.mark.parametrize("name", SHIPPED)
+    def test_nothing_claims_to_be_packed(self, written: dict[str, DryRun], name: str) -> None:
+        for file, text in texts_of(written[name]).items():
+            assert "Written by" not in text, file
+        assert f"Planned by a dry run of {name}, not to be served" in texts_of(written[name])["triton_repo/launch.sh"]
+
+    @pytest.mark.parametrize("name", SHIPPED)
+    def test_header_says_what_to_do_instead_and_how_to_get_there(self, written: dict[str, DryRun], name: str) -> None:
+        header, _, rest = texts_of(written[name])["commands.sh"].partition("set -euo pipefail")
+        assert "What these commands make cannot be served" in header
+        assert f"specdeploy build {name}" in header
+        assert "docker run -it --gpus all" in header
+        assert "specdeploy build" not in rest
+        assert written[name].blocker is None
+
+    @pytest.mark.parametrize("name", SHIPPED)
+    def test_told_warnings_are_printed(self, written: dict[str, DryRun], name: str) -> None:
+        lines = written[name].describe()
+        assert all(f"{check.name}: {check.detail}" in lines for check in written[name].told)
+
+    @pytest.mark.parametrize("name", SHIPPED)
     def test_sizes_and_memory_are_counted(self, written: dict[str, DryRun], name: str) -> None:
         build = planned(written[name])
         assert build.memory is not None
@@ -224,6 +244,41 @@ class TestLlmApi:
         assert "unresolved" not in (run.folder / "llm_args.yaml").read_text()
         write_json_atomically(probe_path(tmp_path, "1.2.1"), probe)
         assert write(load("llama-3-1-8b-eagle3"), tmp_path) == run
+
+
+class TestRunAgain:
+    """What a person changed, and what an earlier run made, is not lost by running the script again."""
+
+    def test_edited_arguments_are_not_written_over(self, written: dict[str, DryRun], tmp_path: Path) -> None:
+        steps = json.loads(texts_of(written["qwen3-8b-ngram"])["steps.json"])["steps"]
+        (place,) = [step for step in steps if step["kind"] == "place"]
+        built, here = tmp_path / "built", tmp_path / "here"
+        built.mkdir()
+        here.mkdir()
+        for name in ("llm_args.yaml", "llm_args_plain.yaml"):
+            (here / name).write_text("planned")
+        lines = [line for line in place["lines"] if "llm_args" in line]
+        script = "\n".join(["set -e", f"here={here}", *lines]).replace("/workspace/engines/qwen3-8b-ngram", str(built))
+
+        def run() -> "subprocess.CompletedProcess[str]":
+            return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+
+        assert run().returncode == run().returncode == 0
+        (built / "llm_args.yaml").write_text("edited")
+        refused = run()
+        assert refused.returncode == 1
+        assert "edit that one" in refused.stderr
+        assert (built / "llm_args.yaml").read_text() == "edited"
+
+    def test_engines_of_an_earlier_run_stop_it_at_once(self, written: dict[str, DryRun], tmp_path: Path) -> None:
+        steps = json.loads(texts_of(written["vicuna-13b-medusa"])["steps.json"])["steps"]
+        (line,) = steps[0]["lines"]
+        script = line.replace("/workspace/engines/vicuna-13b-medusa", str(tmp_path))
+        assert subprocess.run(["bash", "-c", script], check=False).returncode == 0
+        (tmp_path / "target_plain_engine").mkdir()
+        refused = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+        assert refused.returncode == 1
+        assert "target_plain_engine is there already" in refused.stderr
 
 
 class TestSeveralNodes:
@@ -347,6 +402,52 @@ class TestWithoutCheckpoints:
             assert any(checkpoint.reference in sentence for sentence in run.not_checked)
         assert any(sentence.startswith("memory: ") for sentence in run.not_checked)
         assert "triton_repo/llm/config.pbtxt" in run.files
+
+    def test_script_with_placeholders_ends_before_it_fetches_anything(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        use_hub_cache(monkeypatch, tmp_path / "empty")
+
+        run = write(load("llama-3-3-70b-draft-1b"), tmp_path / "engines")
+
+        assert run.blocker is not None
+        assert "<family>" in run.blocker
+        script = run.folder / "commands.sh"
+        done = subprocess.run(["bash", str(script)], capture_output=True, text=True, check=False, env={"PATH": "/bin"})
+        assert done.returncode == 1
+        assert done.stderr.strip() == run.blocker
+        document = (run.folder / "UNCHECKED.md").read_text()
+        assert document.splitlines()[2] == f"{run.blocker}."
+        assert document.count("max_tokens_in_paged_kv_cache") == 1
+        assert run.describe()[0] == run.describe()[-1]
+        assert run.describe()[1] == run.blocker
+        assert run.not_checked[0].startswith("target nvidia/Llama-3.3-70B-Instruct-FP8 is not on this machine")
+        assert run.not_checked[-1].startswith("Whether drafting is faster")
+
+    @pytest.mark.parametrize("lane", ["trtllm_engine", "trtllm_llmapi"])
+    def test_folder_without_weights_counts_as_not_here(self, tmp_path: Path, lane: str) -> None:
+        settings: dict[str, Any] = {
+            "lane": lane,
+            "dtype": "bfloat16",
+            "target": {"checkpoint": "../models/mine"},
+            "speculation": {"method": "lookahead", "max_draft_len": 83}
+            if lane == "trtllm_engine"
+            else {"method": "ngram", "max_draft_len": 2},
+            "tensorrt_llm": {"version": "1.2.1", "gpu": "h100"},
+        }
+        path = write_deployment(tmp_path / "configs", "mine", settings)
+        folder = (path.parent / "../models/mine").resolve()
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+        (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+
+        run = write(load_deployment(path), tmp_path / "engines")
+
+        sentences = [one for one in run.not_checked if one.startswith("target ../models/mine")]
+        assert "target ../models/mine: its folder on this machine holds no weights, so it was treated as not here" in (
+            sentences
+        )
+        assert planned(run).memory is None
 
     def test_revision_is_downloaded_and_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         use_hub_cache(monkeypatch, tmp_path / "empty")

@@ -539,8 +539,8 @@ class TestRefusals:
 
         assert words == (
             f"{loaded.path}: tensorrt_llm.version: TensorRT-LLM 1.3.0rc27 has no engine flow: trtllm-build and the "
-            "convert scripts were removed after 1.2.1. Use lane trtllm_llmapi, or version 1.2.1, the last one with the "
-            "engine flow."
+            "convert scripts were removed after 1.2.1. Use lane trtllm_llmapi, or version 1.2.1 "
+            "(nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3), the last one with the engine flow."
         )
 
     def test_two_faults_of_one_key_are_both_said(self, deployment: EngineDeployment, standins: Standins) -> None:
@@ -681,9 +681,70 @@ class TestRefusals:
 
         words = refusal(loaded, deployment)
 
-        assert "tensorrt_llm.gpu: the engines leave no room" in words
+        assert "tensorrt_llm.tensor_parallel: the weights of one GPU, " in words
+        remedy, _, arithmetic = words.partition("Counted:")
+        assert "Write tensorrt_llm.quantization: fp8" in remedy
+        assert "raise tensorrt_llm.tensor_parallel above 1" in remedy
+        assert "weights of target" in arithmetic
         assert "weights of target" in words
         assert "DOES NOT FIT" in words
+
+    @pytest.mark.parametrize(
+        "stated",
+        [
+            {"quant_method": "fp8", "weight_block_size": [128, 128]},
+            {
+                "quant_method": "compressed-tensors",
+                "format": "float-quantized",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "strategy": "block"}}},
+            },
+        ],
+    )
+    def test_scales_per_block_are_not_taken_for_scales_per_tensor(
+        self, stated: dict[str, Any], deployment: EngineDeployment, standins: Standins
+    ) -> None:
+        loaded = deployment.write("draft_model")
+        edit_config(deployment.root / "target", quantization_config=stated)
+
+        words = refusal(loaded, deployment)
+
+        assert "target.checkpoint: target" in words
+        if "weight_block_size" in stated:
+            assert (
+                "scale per block of 128 x 128; the converter reads one per tensor. Use lane trtllm_llmapi, or" in words
+            )
+
+    def test_fp8_with_a_scale_per_tensor_is_converted(self, deployment: EngineDeployment, standins: Standins) -> None:
+        loaded = deployment.write("draft_model")
+        edit_config(deployment.root / "target", quantization_config={"quant_method": "fp8"})
+
+        steps = dry_run(loaded, deployment).graph.order()
+
+        assert "--use_fp8" in steps[0].argv
+
+    def test_heads_that_do_not_divide_are_told_once_for_each_checkpoint(
+        self, deployment: EngineDeployment, standins: Standins
+    ) -> None:
+        words = refusal(deployment.write("draft_model", section={"tensor_parallel": 3}), deployment)
+
+        assert len([line for line in words.splitlines() if "heads" in line]) == 2
+        assert "tensorrt_llm.draft_tensor_parallel: " in words
+
+    def test_caches_too_small_name_the_longest_request_that_fits(
+        self, deployment: EngineDeployment, standins: Standins
+    ) -> None:
+        words = refusal(deployment.write("lookahead", section={"kv_cache_fraction": 1e-6}), deployment)
+
+        assert "serving.max_seq_len: the caches hold " in words
+        assert words.index("rite at most ") < words.index("Counted:")
+
+    def test_raised_step_is_told(self, deployment: EngineDeployment, standins: Standins) -> None:
+        loaded = deployment.write("lookahead", section={"max_num_tokens": 84})
+
+        plan = dry_run(loaded, deployment)
+
+        (check,) = [check for check in plan.checks if check.name == "note on build target"]
+        assert check.detail.startswith(f"max_num_tokens is {plan.engines[0].max_num_tokens}, not 84")
 
     def test_disk_too_small(
         self, deployment: EngineDeployment, standins: Standins, monkeypatch: pytest.MonkeyPatch

@@ -163,6 +163,15 @@ class TestMain:
         assert not (folder / "warmup.json").exists()
         assert '"token_ids"' in capsys.readouterr().out
 
+    def test_folder_without_a_build_is_named_and_left_alone(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([str(tmp_path / "nothing")]) == 1
+
+        assert "no build of lane trtllm_llmapi is here: llm_args.yaml is missing" in capsys.readouterr().err
+        assert not (tmp_path / "nothing").exists()
+        assert not (tmp_path / ".steps").exists()
+
     def test_failure_is_one_message(
         self, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

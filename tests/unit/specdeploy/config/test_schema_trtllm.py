@@ -112,7 +112,8 @@ def test_texts_that_are_no_version(version: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("gpu", "b200", "is not allowed"),
+        ("gpu", "b200", "is not allowed: these lanes are for Hopper GPUs only"),
+        ("version", "latest", "is no exact version"),
         ("gpu", None, "is not allowed"),
         ("tensor_parallel", 0, "out of range"),
         ("quantization", "nvfp4", "is not allowed"),

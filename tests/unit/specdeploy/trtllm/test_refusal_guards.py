@@ -154,7 +154,7 @@ def test_the_stock_model_without_guided_inputs_is_never_packed() -> None:
 @guards("guided decoding through Triton llmapi", "specdeploy.serving.request:parse_request")
 def test_a_guide_that_nothing_enforces_is_refused() -> None:
     guide = {"guided_decoding_guide_type": b"regex", "guided_decoding_guide": b"[ab]+"}
-    with pytest.raises(RequestError, match="guided_decoding_guide_type: constrained decoding is not supported"):
+    with pytest.raises(RequestError, match="guided_decoding_guide_type: nothing in this deployment enforces it"):
         parse(guide)
     assert parse(guide, serves_guides=True).guide is not None
 

@@ -2,6 +2,7 @@
 the fact sheet with its rule or with the place that refuses it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,41 @@ def test_everything_is_refused_at_once() -> None:
         "tensorrt_llm.tensor_parallel",
     ]
     assert str(ConfigError(found)).count("\n") == len(found) - 1
+
+
+def test_one_rule_tells_everything_it_forbids() -> None:
+    ranges = [{"min_in_flight": low, "max_in_flight": low, "draft_len": low} for low in (1, 2)]
+    for case in (Case(Method.MEDUSA), llmapi()):
+        both = replace(case, speculation={"draft_len_by_in_flight": ranges}, segment={"draft_len_by_in_flight": ranges})
+        keys = [violation.key for violation in find_refusals(both.facts())]
+        assert len([key for key in keys if key.endswith(".draft_len")]) == 4
+    weights = [found.key for found in find_refusals(Case(target=quantised("int8"), draft=quantised("int8")).facts())]
+    assert weights == ["target.checkpoint", "speculation.draft.checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("case", "offered"),
+    [
+        (Case(version="1.3.0rc27"), "Use lane trtllm_llmapi, or version 1.2.1 (nvcr.io/nvidia/tritonserver:"),
+        (Case(version="1.3.0rc1"), "Use lane trtllm_llmapi with version 1.2.1, or version 1.2.1 ("),
+        (Case(Method.MEDUSA, version="1.3.0rc27"), "Use version 1.2.1 (nvcr.io/nvidia/tritonserver:"),
+        (llmapi(section={"pipeline_parallel": 2}), "or use lane trtllm_engine with method draft_model."),
+        (
+            llmapi(version="1.3.0rc27", section={"pipeline_parallel": 2}),
+            "or use lane trtllm_engine with method draft_model and version 1.2.1.",
+        ),
+        (Case(Method.LOOKAHEAD, section={"guided_decoding_backend": "xgrammar"}), "Remove the key: guided"),
+        (Case(Method.LOOKAHEAD, target=quantised("int8")), "Use its unquantised checkpoint."),
+    ],
+)
+def test_no_remedy_is_refused_in_its_turn(case: Case, offered: str) -> None:
+    (found,) = find_refusals(case.facts())
+    assert offered in found.remedy
+
+
+def test_a_draft_may_have_gpus_of_its_own_number() -> None:
+    (found,) = find_refusals(Case(section={"tensor_parallel": 4}, draft=info(num_heads=6, num_kv_heads=6)).facts())
+    assert found.remedy.endswith("or tensorrt_llm.draft_tensor_parallel: 1 or 2 or 3 for the draft alone.")
 
 
 def test_a_lane_without_the_section_is_no_deployment_of_these_lanes() -> None:

@@ -6,6 +6,7 @@ import pytest
 from packaging.version import Version
 
 from specdeploy.errors import BuildError
+from specdeploy.trtllm.facts import build_flags_notes
 from specdeploy.trtllm.versions import CONTAINERS, container_of, engine_flow_refusal, image_of, parse_version
 
 
@@ -60,3 +61,11 @@ def test_the_matrix_is_ordered_and_complete() -> None:
         assert re.fullmatch(r"2[56]\.\d\d", container.tag)
         assert all([container.tensorrt, container.cuda, container.pytorch, container.python, container.driver])
         assert Version(container.tensorrt_llm) >= Version("0.18.0")
+
+
+def test_borrowed_build_flags_are_told() -> None:
+    assert build_flags_notes(Version("1.2.1")) == ()
+    assert len(build_flags_notes(Version("1.0.0"))) == 1
+    assert "plugin flags" in build_flags_notes(Version("1.0.0"))[0]
+    assert len(build_flags_notes(Version("1.0.3.2510"))) == 2
+    assert "those of 1.2.1 are taken" in build_flags_notes(Version("1.1.0"))[0]

@@ -1,7 +1,13 @@
 #!/usr/bin/env bash
 # deepseek-v3-mtp by hand, as `specdeploy build deepseek-v3-mtp` does it. Never run before: see UNCHECKED.md.
-# Run it on 8 x H200 where TensorRT-LLM 1.3.0rc27 is installed; no known container carries it,
-# with this project installed there (python3 -m pip install <its folder>).
+# Run it on 8 x H200 where TensorRT-LLM 1.3.0rc27 is installed; no known container carries it.
+#   python3 -m pip install -e '.[serve]'
+#
+# What these commands make cannot be served: the model `llm` reads what only a build records. To serve, let
+# the project do them instead; it resumes where it was interrupted, verifies what it made and writes it down:
+#   specdeploy build deepseek-v3-mtp --allow aux-layers-guessed && specdeploy repo deepseek-v3-mtp && specdeploy serve deepseek-v3-mtp
+# It fetches checkpoints into the cache of the model hub; to have it read the folders below, name those in
+# configs/deployments/deepseek-v3-mtp.yaml.
 set -euo pipefail
 here="$(cd -- "$(dirname -- "$0")" && pwd)"
 
@@ -15,7 +21,8 @@ python3 -m specdeploy.builders.trtllm_probe /workspace/engines
 # 3. put together
 mkdir -p /workspace/engines/deepseek-v3-mtp/target
 for file in /workspace/checkpoints/deepseek-ai--DeepSeek-V3/main/*.json /workspace/checkpoints/deepseek-ai--DeepSeek-V3/main/*.model /workspace/checkpoints/deepseek-ai--DeepSeek-V3/main/*.txt /workspace/checkpoints/deepseek-ai--DeepSeek-V3/main/*.jinja; do if [[ -f "$file" ]]; then cp "$file" /workspace/engines/deepseek-v3-mtp/target/; fi; done
-cp "$here/llm_args.yaml" /workspace/engines/deepseek-v3-mtp/
+if [[ -e /workspace/engines/deepseek-v3-mtp/llm_args.yaml ]] && ! cmp -s "$here/llm_args.yaml" /workspace/engines/deepseek-v3-mtp/llm_args.yaml; then echo '/workspace/engines/deepseek-v3-mtp/llm_args.yaml differs from the llm_args.yaml beside this script: edit that one, remove the copy' >&2; exit 1; fi
+cp "$here/llm_args.yaml" /workspace/engines/deepseek-v3-mtp/llm_args.yaml
 
 # 4. warm-up (needs a GPU)
 # loads the LLM objects and generates a few tokens with and without drafting
@@ -30,9 +37,3 @@ python3 -m specdeploy.builders.trtllm_warmup /workspace/engines/deepseek-v3-mtp
 #   = key/value caches            41.7 GiB
 #   target: 637216 tokens x 70272 B = 41.7 GiB
 #   full-length requests at once: 77 (77 with the target alone)
-
-# The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it
-# resumes where it was interrupted, verifies what it made and writes it down:
-#   specdeploy build deepseek-v3-mtp --allow aux-layers-guessed && specdeploy repo deepseek-v3-mtp && specdeploy serve deepseek-v3-mtp
-# It fetches checkpoints into the cache of the model hub; to have it read the folders above, name those in
-# configs/deployments/deepseek-v3-mtp.yaml.

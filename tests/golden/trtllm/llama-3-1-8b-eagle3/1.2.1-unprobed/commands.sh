@@ -1,7 +1,15 @@
 #!/usr/bin/env bash
 # llama-3-1-8b-eagle3 by hand, as `specdeploy build llama-3-1-8b-eagle3` does it. Never run before: see UNCHECKED.md.
-# Run it on 1 x H200 with TensorRT-LLM 1.2.1 inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3,
-# with this project installed there (python3 -m pip install <its folder>).
+# Run it on 1 x H200 with TensorRT-LLM 1.2.1 inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3.
+# To get there, from the folder of this project, with a large disk as /workspace:
+#   docker run -it --gpus all --ipc=host -v /mnt/disk:/workspace -v "$PWD":/project -w /project -e HF_TOKEN nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3 bash
+#   python3 -m pip install -e '.[serve]'
+#
+# What these commands make cannot be served: the model `llm` reads what only a build records. To serve, let
+# the project do them instead; it resumes where it was interrupted, verifies what it made and writes it down:
+#   specdeploy build llama-3-1-8b-eagle3 --allow aux-layers-guessed && specdeploy repo llama-3-1-8b-eagle3 && specdeploy serve llama-3-1-8b-eagle3
+# It fetches checkpoints into the cache of the model hub; to have it read the folders below, name those in
+# configs/deployments/llama-3-1-8b-eagle3.yaml.
 set -euo pipefail
 here="$(cd -- "$(dirname -- "$0")" && pwd)"
 
@@ -14,16 +22,18 @@ hf download yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --exclude 'original/*' --local-d
 # 3. probe
 # prints how the installed version spells each method
 python3 -m specdeploy.builders.trtllm_probe /workspace/engines
+if grep -n ' unresolved:' "$here"/llm_args*.yaml; then echo 'write into it what the probe printed, then run this again' >&2; exit 1; fi
 
 # 4. put together
 mkdir -p /workspace/engines/llama-3-1-8b-eagle3/target
 for file in /workspace/checkpoints/meta-llama--Llama-3.1-8B-Instruct/main/*.json /workspace/checkpoints/meta-llama--Llama-3.1-8B-Instruct/main/*.model /workspace/checkpoints/meta-llama--Llama-3.1-8B-Instruct/main/*.txt /workspace/checkpoints/meta-llama--Llama-3.1-8B-Instruct/main/*.jinja; do if [[ -f "$file" ]]; then cp "$file" /workspace/engines/llama-3-1-8b-eagle3/target/; fi; done
-cp "$here/llm_args.yaml" /workspace/engines/llama-3-1-8b-eagle3/
-cp "$here/llm_args_plain.yaml" /workspace/engines/llama-3-1-8b-eagle3/
+if [[ -e /workspace/engines/llama-3-1-8b-eagle3/llm_args.yaml ]] && ! cmp -s "$here/llm_args.yaml" /workspace/engines/llama-3-1-8b-eagle3/llm_args.yaml; then echo '/workspace/engines/llama-3-1-8b-eagle3/llm_args.yaml differs from the llm_args.yaml beside this script: edit that one, remove the copy' >&2; exit 1; fi
+cp "$here/llm_args.yaml" /workspace/engines/llama-3-1-8b-eagle3/llm_args.yaml
+if [[ -e /workspace/engines/llama-3-1-8b-eagle3/llm_args_plain.yaml ]] && ! cmp -s "$here/llm_args_plain.yaml" /workspace/engines/llama-3-1-8b-eagle3/llm_args_plain.yaml; then echo '/workspace/engines/llama-3-1-8b-eagle3/llm_args_plain.yaml differs from the llm_args_plain.yaml beside this script: edit that one, remove the copy' >&2; exit 1; fi
+cp "$here/llm_args_plain.yaml" /workspace/engines/llama-3-1-8b-eagle3/llm_args_plain.yaml
 
 # 5. warm-up (needs a GPU)
 # loads the LLM objects and generates a few tokens with and without drafting
-if grep -n ' unresolved:' /workspace/engines/llama-3-1-8b-eagle3/llm_args*.yaml; then echo 'write there what the probe printed, then go on from here'; exit 1; fi
 python3 -m specdeploy.builders.trtllm_warmup /workspace/engines/llama-3-1-8b-eagle3
 
 # Memory as it was counted:
@@ -43,9 +53,3 @@ python3 -m specdeploy.builders.trtllm_warmup /workspace/engines/llama-3-1-8b-eag
 #   draft: 312480 tokens x 4096 B = 1.2 GiB
 #   target_plain: 312480 tokens x 131072 B = 38.1 GiB
 #   full-length requests at once: 38 (96 with the target alone)
-
-# The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it
-# resumes where it was interrupted, verifies what it made and writes it down:
-#   specdeploy build llama-3-1-8b-eagle3 --allow aux-layers-guessed && specdeploy repo llama-3-1-8b-eagle3 && specdeploy serve llama-3-1-8b-eagle3
-# It fetches checkpoints into the cache of the model hub; to have it read the folders above, name those in
-# configs/deployments/llama-3-1-8b-eagle3.yaml.

@@ -1,7 +1,13 @@
 #!/usr/bin/env bash
 # mixtral-8x7b-ngram by hand, as `specdeploy build mixtral-8x7b-ngram` does it. Never run before: see UNCHECKED.md.
-# Run it on 2 x H100 where TensorRT-LLM 1.3.0rc27 is installed; no known container carries it,
-# with this project installed there (python3 -m pip install <its folder>).
+# Run it on 2 x H100 where TensorRT-LLM 1.3.0rc27 is installed; no known container carries it.
+#   python3 -m pip install -e '.[serve]'
+#
+# What these commands make cannot be served: the model `llm` reads what only a build records. To serve, let
+# the project do them instead; it resumes where it was interrupted, verifies what it made and writes it down:
+#   specdeploy build mixtral-8x7b-ngram --allow aux-layers-guessed && specdeploy repo mixtral-8x7b-ngram && specdeploy serve mixtral-8x7b-ngram
+# It fetches checkpoints into the cache of the model hub; to have it read the folders below, name those in
+# configs/deployments/mixtral-8x7b-ngram.yaml.
 set -euo pipefail
 here="$(cd -- "$(dirname -- "$0")" && pwd)"
 
@@ -15,7 +21,8 @@ python3 -m specdeploy.builders.trtllm_probe /workspace/engines
 # 3. put together
 mkdir -p /workspace/engines/mixtral-8x7b-ngram/target
 for file in /workspace/checkpoints/mistralai--Mixtral-8x7B-Instruct-v0.1/main/*.json /workspace/checkpoints/mistralai--Mixtral-8x7B-Instruct-v0.1/main/*.model /workspace/checkpoints/mistralai--Mixtral-8x7B-Instruct-v0.1/main/*.txt /workspace/checkpoints/mistralai--Mixtral-8x7B-Instruct-v0.1/main/*.jinja; do if [[ -f "$file" ]]; then cp "$file" /workspace/engines/mixtral-8x7b-ngram/target/; fi; done
-cp "$here/llm_args.yaml" /workspace/engines/mixtral-8x7b-ngram/
+if [[ -e /workspace/engines/mixtral-8x7b-ngram/llm_args.yaml ]] && ! cmp -s "$here/llm_args.yaml" /workspace/engines/mixtral-8x7b-ngram/llm_args.yaml; then echo '/workspace/engines/mixtral-8x7b-ngram/llm_args.yaml differs from the llm_args.yaml beside this script: edit that one, remove the copy' >&2; exit 1; fi
+cp "$here/llm_args.yaml" /workspace/engines/mixtral-8x7b-ngram/llm_args.yaml
 
 # 4. warm-up (needs a GPU)
 # loads the LLM objects and generates a few tokens with and without drafting
@@ -30,9 +37,3 @@ python3 -m specdeploy.builders.trtllm_warmup /workspace/engines/mixtral-8x7b-ngr
 #   = key/value caches            27.8 GiB
 #   target: 454720 tokens x 65536 B = 27.8 GiB
 #   full-length requests at once: 55 (55 with the target alone)
-
-# The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it
-# resumes where it was interrupted, verifies what it made and writes it down:
-#   specdeploy build mixtral-8x7b-ngram --allow aux-layers-guessed && specdeploy repo mixtral-8x7b-ngram && specdeploy serve mixtral-8x7b-ngram
-# It fetches checkpoints into the cache of the model hub; to have it read the folders above, name those in
-# configs/deployments/mixtral-8x7b-ngram.yaml.

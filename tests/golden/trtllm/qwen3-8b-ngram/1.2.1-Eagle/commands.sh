@@ -1,7 +1,15 @@
 #!/usr/bin/env bash
 # qwen3-8b-ngram by hand, as `specdeploy build qwen3-8b-ngram` does it. Never run before: see UNCHECKED.md.
-# Run it on 1 x H100 with TensorRT-LLM 1.2.1 inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3,
-# with this project installed there (python3 -m pip install <its folder>).
+# Run it on 1 x H100 with TensorRT-LLM 1.2.1 inside nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3.
+# To get there, from the folder of this project, with a large disk as /workspace:
+#   docker run -it --gpus all --ipc=host -v /mnt/disk:/workspace -v "$PWD":/project -w /project -e HF_TOKEN nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3 bash
+#   python3 -m pip install -e '.[serve]'
+#
+# What these commands make cannot be served: the model `llm` reads what only a build records. To serve, let
+# the project do them instead; it resumes where it was interrupted, verifies what it made and writes it down:
+#   specdeploy build qwen3-8b-ngram --allow aux-layers-guessed && specdeploy repo qwen3-8b-ngram && specdeploy serve qwen3-8b-ngram
+# It fetches checkpoints into the cache of the model hub; to have it read the folders below, name those in
+# configs/deployments/qwen3-8b-ngram.yaml.
 set -euo pipefail
 here="$(cd -- "$(dirname -- "$0")" && pwd)"
 
@@ -15,8 +23,10 @@ python3 -m specdeploy.builders.trtllm_probe /workspace/engines
 # 3. put together
 mkdir -p /workspace/engines/qwen3-8b-ngram/target
 for file in /workspace/checkpoints/Qwen--Qwen3-8B/main/*.json /workspace/checkpoints/Qwen--Qwen3-8B/main/*.model /workspace/checkpoints/Qwen--Qwen3-8B/main/*.txt /workspace/checkpoints/Qwen--Qwen3-8B/main/*.jinja; do if [[ -f "$file" ]]; then cp "$file" /workspace/engines/qwen3-8b-ngram/target/; fi; done
-cp "$here/llm_args.yaml" /workspace/engines/qwen3-8b-ngram/
-cp "$here/llm_args_plain.yaml" /workspace/engines/qwen3-8b-ngram/
+if [[ -e /workspace/engines/qwen3-8b-ngram/llm_args.yaml ]] && ! cmp -s "$here/llm_args.yaml" /workspace/engines/qwen3-8b-ngram/llm_args.yaml; then echo '/workspace/engines/qwen3-8b-ngram/llm_args.yaml differs from the llm_args.yaml beside this script: edit that one, remove the copy' >&2; exit 1; fi
+cp "$here/llm_args.yaml" /workspace/engines/qwen3-8b-ngram/llm_args.yaml
+if [[ -e /workspace/engines/qwen3-8b-ngram/llm_args_plain.yaml ]] && ! cmp -s "$here/llm_args_plain.yaml" /workspace/engines/qwen3-8b-ngram/llm_args_plain.yaml; then echo '/workspace/engines/qwen3-8b-ngram/llm_args_plain.yaml differs from the llm_args_plain.yaml beside this script: edit that one, remove the copy' >&2; exit 1; fi
+cp "$here/llm_args_plain.yaml" /workspace/engines/qwen3-8b-ngram/llm_args_plain.yaml
 
 # 4. warm-up (needs a GPU)
 # loads the LLM objects and generates a few tokens with and without drafting
@@ -35,9 +45,3 @@ python3 -m specdeploy.builders.trtllm_warmup /workspace/engines/qwen3-8b-ngram
 #   target: 130592 tokens x 147456 B = 17.9 GiB
 #   target_plain: 130592 tokens x 147456 B = 17.9 GiB
 #   full-length requests at once: 15 (45 with the target alone)
-
-# The model `llm` reads what only a build records. To serve, let the project do the steps above instead; it
-# resumes where it was interrupted, verifies what it made and writes it down:
-#   specdeploy build qwen3-8b-ngram --allow aux-layers-guessed && specdeploy repo qwen3-8b-ngram && specdeploy serve qwen3-8b-ngram
-# It fetches checkpoints into the cache of the model hub; to have it read the folders above, name those in
-# configs/deployments/qwen3-8b-ngram.yaml.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Written by `make repo DEPLOYMENT=deepseek-v3-mtp`; change configs/deployments/deepseek-v3-mtp.yaml instead.
+# Planned by a dry run of deepseek-v3-mtp, not to be served; change configs/deployments/deepseek-v3-mtp.yaml instead.
 # Usage: docker-run.sh SOURCE_FOLDER [ENGINES_ROOT]: the project's sources, and where builds lie.
 set -euo pipefail
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Written by `make repo DEPLOYMENT=deepseek-v3-mtp`; change configs/deployments/deepseek-v3-mtp.yaml instead.
+# Planned by a dry run of deepseek-v3-mtp, not to be served; change configs/deployments/deepseek-v3-mtp.yaml instead.
 # Starts the server of this repository and stays until it ends. TensorRT-LLM 1.2.1: container image nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3.
 set -euo pipefail
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Written by `make repo DEPLOYMENT=llama-3-1-8b-eagle3`; change configs/deployments/llama-3-1-8b-eagle3.yaml instead.
+# Planned by a dry run of llama-3-1-8b-eagle3, not to be served; change configs/deployments/llama-3-1-8b-eagle3.yaml instead.
 # Starts the server of this repository and stays until it ends. TensorRT-LLM 1.2.1: container image nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3.
 set -euo pipefail
 

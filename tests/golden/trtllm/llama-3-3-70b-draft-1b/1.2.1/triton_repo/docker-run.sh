@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Written by `make repo DEPLOYMENT=llama-3-3-70b-draft-1b`; change configs/deployments/llama-3-3-70b-draft-1b.yaml instead.
+# Planned by a dry run of llama-3-3-70b-draft-1b, not to be served; change configs/deployments/llama-3-3-70b-draft-1b.yaml instead.
 # Usage: docker-run.sh SOURCE_FOLDER [ENGINES_ROOT]: the project's sources, and where builds lie.
 set -euo pipefail
 

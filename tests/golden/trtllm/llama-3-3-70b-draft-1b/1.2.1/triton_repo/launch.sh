@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Written by `make repo DEPLOYMENT=llama-3-3-70b-draft-1b`; change configs/deployments/llama-3-3-70b-draft-1b.yaml instead.
+# Planned by a dry run of llama-3-3-70b-draft-1b, not to be served; change configs/deployments/llama-3-3-70b-draft-1b.yaml instead.
 # Starts the server of this repository and stays until it ends. TensorRT-LLM 1.2.1: container image nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3.
 set -euo pipefail
 

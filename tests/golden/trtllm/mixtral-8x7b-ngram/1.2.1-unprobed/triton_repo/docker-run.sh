@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Written by `make repo DEPLOYMENT=mixtral-8x7b-ngram`; change configs/deployments/mixtral-8x7b-ngram.yaml instead.
+# Planned by a dry run of mixtral-8x7b-ngram, not to be served; change configs/deployments/mixtral-8x7b-ngram.yaml instead.
 # Usage: docker-run.sh SOURCE_FOLDER [ENGINES_ROOT]: the project's sources, and where builds lie.
 set -euo pipefail
 

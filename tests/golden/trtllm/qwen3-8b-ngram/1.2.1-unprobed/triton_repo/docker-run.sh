@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Written by `make repo DEPLOYMENT=qwen3-8b-ngram`; change configs/deployments/qwen3-8b-ngram.yaml instead.
+# Planned by a dry run of qwen3-8b-ngram, not to be served; change configs/deployments/qwen3-8b-ngram.yaml instead.
 # Usage: docker-run.sh SOURCE_FOLDER [ENGINES_ROOT]: the project's sources, and where builds lie.
 set -euo pipefail
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Written by `make repo DEPLOYMENT=qwen3-8b-ngram`; change configs/deployments/qwen3-8b-ngram.yaml instead.
+# Planned by a dry run of qwen3-8b-ngram, not to be served; change configs/deployments/qwen3-8b-ngram.yaml instead.
 # Starts the server of this repository and stays until it ends. TensorRT-LLM 1.2.1: container image nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3.
 set -euo pipefail
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Written by `make repo DEPLOYMENT=vicuna-13b-medusa`; change configs/deployments/vicuna-13b-medusa.yaml instead.
+# Planned by a dry run of vicuna-13b-medusa, not to be served; change configs/deployments/vicuna-13b-medusa.yaml instead.
 # Usage: docker-run.sh SOURCE_FOLDER [ENGINES_ROOT]: the project's sources, and where builds lie.
 set -euo pipefail
 

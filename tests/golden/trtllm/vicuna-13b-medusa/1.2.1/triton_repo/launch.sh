@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Written by `make repo DEPLOYMENT=vicuna-13b-medusa`; change configs/deployments/vicuna-13b-medusa.yaml instead.
+# Planned by a dry run of vicuna-13b-medusa, not to be served; change configs/deployments/vicuna-13b-medusa.yaml instead.
 # Starts the server of this repository and stays until it ends. TensorRT-LLM 1.2.1: container image nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3.
 set -euo pipefail
 
