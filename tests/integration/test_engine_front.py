@@ -23,14 +23,18 @@ from helpers.tiny_checkpoint import make_checkpoint
 from integration.conftest import Deployed, free_port
 from integration.test_llm import PROMPTS, answer, answer_all, assert_idle, completion, ids, post, request, run
 from specdeploy.config.load import load_deployment
+from specdeploy.config.schema import DeploymentConfig
 from specdeploy.contract import EngineModel, EngineRecord, RepositoryManifest
 from specdeploy.manifest import REPOSITORY_MANIFEST_NAME, hash_folder
+from specdeploy.packager.engine_models import BUILD_MODES
+from specdeploy.packager.packaged_build import PackagedBuild
 from specdeploy.packager.repository import pack_repository
 from specdeploy.runtime.engine import Engine
 from specdeploy.runtime.model import DecoderModel
 from specdeploy.runtime.request import GenerationRequest
 from specdeploy.serving.launch import plan_launch
 from specdeploy.serving.server import start_server, stop_server
+from specdeploy.trtllm.facts import triton_model
 from specdeploy_client.grpc_transport import GrpcTransport
 
 pytestmark = pytest.mark.integration
@@ -61,14 +65,16 @@ def deploy_engines(root: Path, name: str, models: dict[EngineModel, StandIn], sp
     path = write_deployment(root / "configs", name, {"serving": serving})
     loaded = load_deployment(path, root / "configs")
     pack_repository(loaded.config, root / "triton_repo")
-    records: list[EngineRecord] = []
-    for model, stand_in in models.items():
-        settings = Settings(max_seq_len=MAX_SEQ_LEN, **stand_in.settings)
-        write_stand_in(root / "triton_repo" / name, model, folders[stand_in.checkpoint], settings)
-        records.append(engine_record(model, max_draft_len=settings.max_draft_len, max_seq_len=MAX_SEQ_LEN))
+    config = engine_config(name, serving=serving, speculation=speculation)
+    records = [engine_record_of(config, model, stand_in) for model, stand_in in models.items()]
+    build = PackagedBuild(str(root / "engines" / BUILD_ID), tuple(records), None, {"tensorrt_llm": "1.2.1"})
+    for record, stand_in in zip(records, models.values(), strict=True):
+        settings = Settings(decoding=record.decoding, max_seq_len=MAX_SEQ_LEN, **stand_in.settings)
+        folder = folders[stand_in.checkpoint]
+        write_stand_in(root / "triton_repo" / name, config, build, record, folder, settings)
     write_engine_build(
         root / "engines",
-        engine_config(name, serving=serving, speculation=speculation),
+        config,
         target=folders["target"],
         draft=folders[models[EngineModel.DRAFT].checkpoint] if EngineModel.DRAFT in models else None,
         engines=tuple(records),
@@ -80,6 +86,12 @@ def deploy_engines(root: Path, name: str, models: dict[EngineModel, StandIn], sp
     deployed = Deployed(root, loaded, state)
     wait_until_all_are_ready(deployed)
     return deployed
+
+
+def engine_record_of(config: DeploymentConfig, model: EngineModel, stand_in: StandIn) -> EngineRecord:
+    decoding = BUILD_MODES[config.speculation.method] if model is EngineModel.TARGET else None
+    num_drafts = stand_in.settings.get("max_draft_len", 0)
+    return engine_record(model, max_draft_len=num_drafts, max_seq_len=MAX_SEQ_LEN, decoding=decoding)
 
 
 def record_repository(folder: Path, config_digest: str) -> None:
@@ -139,7 +151,9 @@ def self_drafted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     """A method that drafts inside the engine: decoupled models, a plain one beside."""
     models = {
-        EngineModel.TARGET: StandIn("target", {"max_draft_len": 7, "decoupled": True, "step_s": 0.002}),
+        EngineModel.TARGET: StandIn(
+            "target", {"max_draft_len": 7, "decoupled": True, "step_s": 0.002, "accepts": (2, 0, 1)}
+        ),
         EngineModel.TARGET_PLAIN: StandIn("target", {"decoupled": True}),
     }
     speculation = {"method": "eagle", "max_draft_len": 4, "draft": {"checkpoint": "unused"}}
@@ -278,9 +292,39 @@ def test_decoupled_engines_stream_and_route(tree: Deployed, reference: Reference
     items = [request(p, num_draft_tokens=(None, 0)[i % 2]) for i, p in enumerate(PROMPTS)]
     for item, prompt, messages in zip(items, PROMPTS, answer_all(tree, items), strict=True):
         assert ids(messages) == reference(prompt, 24)
-        assert len(messages) == 24
-        assert completion(messages).speculation == ("on" if item.num_draft_tokens is None else "off:requested")
+        last = completion(messages)
+        assert last.speculation == ("on" if item.num_draft_tokens is None else "off:requested")
+        if item.num_draft_tokens is None:
+            # One token at the prompt, then 3 + 1 + 2 by turns; of the last 3 tokens, 2 are left.
+            assert [len(message.output_ids) for message in messages] == [1, *[3, 1, 2] * 3, 3, 1, 1]
+            assert (last.num_steps, last.total_draft_tokens, last.total_accepted_draft_tokens) == (13, 84, 11)
+        else:
+            assert len(messages) == 24
 
+
+def test_the_server_loaded_what_is_packed_for_the_engines(self_drafted: Deployed, tree: Deployed) -> None:
+    for deployed, model, decoupled in (
+        (self_drafted, "target", False),
+        (self_drafted, "draft", False),
+        (tree, "target", True),
+        (tree, "target_plain", True),
+    ):
+        url = f"http://{deployed.state.host}:{deployed.state.http_port}/v2/models/{model}/config"
+        loaded = httpx.get(url, trust_env=False).json()
+        assert loaded["model_transaction_policy"]["decoupled"] is decoupled
+        assert loaded["max_batch_size"] == 4
+        assert loaded["parameters"]["gpt_model_path"]["string_value"].endswith(f"{model}_engine")
+        expected = {(tensor.name, f"TYPE_{tensor.data_type}") for tensor in triton_model("tensorrt_llm").inputs}
+        found = {(tensor["name"], tensor["data_type"]) for tensor in loaded["input"]}
+        assert {name for name, _ in found} == {name for name, _ in expected}
+        assert found - expected <= {  # template types, filled
+            ("encoder_input_features", "TYPE_FP16"),
+            ("prompt_embedding_table", "TYPE_FP16"),
+            ("draft_logits", "TYPE_FP32"),
+        }
+
+
+def test_a_client_that_goes_ends_a_stream(tree: Deployed) -> None:
     async def leave(transport: GrpcTransport) -> None:
         stream = transport.stream(request(max_tokens=200))
         await anext(stream)

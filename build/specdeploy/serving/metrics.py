@@ -4,6 +4,7 @@ Counters of acceptance per segment, in vLLM's shapes so that existing dashboards
 key/value rows in use; and what is being served, as labels of a gauge that is always 1.
 """
 
+import threading
 from typing import Any
 
 from specdeploy.contract import OTHER_SEGMENT
@@ -12,10 +13,16 @@ from specdeploy.runtime.request import RequestStats
 
 
 class ServingMetrics:
-    """Owns the metric families. `family` is Triton's MetricFamily class (a seam for tests)."""
+    """Owns the metric families. `family` is Triton's MetricFamily class (a seam for tests).
+
+    One thread at a time touches a metric: requests begin on Triton's thread and end on the adapter's, and a server
+    whose metrics are changed from two threads at once dies (ModelInstanceState::ProcessMessage<Metric> of the Python
+    backend reads the other's shared memory).
+    """
 
     def __init__(self, build: CurrentBuild, num_threads: int | None, family: Any) -> None:
         segments = [plan.segment for plan in build.plan.segments] + [OTHER_SEGMENT]
+        self._lock = threading.Lock()
         self._max_draft_len = build.plan.max_draft_len
         self._families: list[Any] = []  # Triton drops families and metrics when Python does
 
@@ -44,16 +51,18 @@ class ServingMetrics:
 
     def count(self, segment: str, stats: RequestStats) -> None:
         """Add one finished request."""
-        self._drafts[(segment,)].increment(stats.num_drafts)
-        self._draft_tokens[(segment,)].increment(stats.num_draft_tokens)
-        self._accepted[(segment,)].increment(stats.num_accepted_tokens)
-        for position, count in enumerate(stats.num_accepted_tokens_per_pos):
-            self._accepted_per_pos[(segment, str(position))].increment(count)
+        with self._lock:
+            self._drafts[(segment,)].increment(stats.num_drafts)
+            self._draft_tokens[(segment,)].increment(stats.num_draft_tokens)
+            self._accepted[(segment,)].increment(stats.num_accepted_tokens)
+            for position, count in enumerate(stats.num_accepted_tokens_per_pos):
+                self._accepted_per_pos[(segment, str(position))].increment(count)
 
     def observe_load(self, num_in_flight: int, num_rows: int) -> None:
         """Set the gauges."""
-        self._in_flight.set(num_in_flight)
-        self._rows.set(num_rows)
+        with self._lock:
+            self._in_flight.set(num_in_flight)
+            self._rows.set(num_rows)
 
 
 def _positions(keys: tuple[str, ...], max_draft_len: int) -> list[tuple[str, ...]]:

@@ -208,7 +208,9 @@ def _eos_ids(folder: Path) -> frozenset[int]:
 
 def _limits(build: CurrentBuild, tokenizer: Tokenizer, folder: Path) -> ServingLimits:
     longest = max(len(piece.encode()) for piece in tokenizer.get_vocab())
-    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    vocab_size = json.loads((folder / "config.json").read_text()).get("vocab_size")
+    if not isinstance(vocab_size, int):
+        raise SpecDeployError(f"{folder / 'config.json'}: vocab_size: {vocab_size} is no number. Fetch the file again")
     num_token_ids = min(vocab_size, count_token_ids(tokenizer))
     section = build.config.tensorrt_llm
     serves_guides = section is not None and section.guided_decoding_backend is not None

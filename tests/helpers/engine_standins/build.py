@@ -12,11 +12,14 @@ from specdeploy.planner.schedule import plan_from_config
 BUILD_ID = "0123456789abcdef"
 
 
-def engine_record(model: EngineModel, *, max_draft_len: int = 0, max_seq_len: int = 128) -> EngineRecord:
+def engine_record(
+    model: EngineModel, *, max_draft_len: int = 0, max_seq_len: int = 128, decoding: str | None = None
+) -> EngineRecord:
+    """`decoding` None: for external drafts where there is room for any, else plain."""
     return EngineRecord(
         model=model,
         folder=f"{model}_engine",
-        decoding="draft_tokens_external" if max_draft_len else None,
+        decoding=decoding or ("draft_tokens_external" if max_draft_len else None),
         max_draft_len=max_draft_len,
         max_batch_size=4,
         max_seq_len=max_seq_len,

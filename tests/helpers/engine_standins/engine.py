@@ -2,9 +2,11 @@
 
 Names, types and shapes are checked against the facts of the real model; the quirks are the real one's: the end id is
 not part of the output, stop words are; a drafted call ends after one verification; counts are those of one call; room
-for max_draft_len tokens is kept free; a draft that is too long and streaming without decoupling are errors.
+for max_draft_len tokens is kept free; a draft that is too long or outside the vocabulary and streaming without
+decoupling are errors. What its decoder acts on, and how, is in `decoder`.
 """
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -15,9 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from helpers.engine_standins.decoder import DECODERS, Choice, adjusted, choose
 from specdeploy.runtime.model import DecoderModel, Span
-from specdeploy.runtime.request import SamplingParams
-from specdeploy.runtime.sampling import adjusted_logits, choose_token
 from specdeploy.trtllm.facts import TritonTensor, triton_model
 
 Array = np.ndarray[Any, Any]
@@ -34,8 +35,14 @@ class StandInError(Exception):
 
 @dataclass(slots=True)
 class Settings:
-    """What was built and configured, and what should go wrong."""
+    """What was built and configured, and what should go wrong.
 
+    `accepts`, of an engine that drafts for itself: the draft tokens that each verification accepts, over and over. The
+    step that reads the prompt verifies none; every other drafts `max_draft_len` tokens and brings one message.
+    """
+
+    decoding: str | None = None  # trtllm-build's --speculative_decoding_mode
+    accepts: tuple[int, ...] = ()
     max_draft_len: int = 0
     max_seq_len: int = 256
     decoupled: bool = False
@@ -91,12 +98,11 @@ class _Generation:
     prompt: list[int]
     asked: int
     draft: list[int]
-    end_id: int | None
     stop_words: list[tuple[int, ...]]
-    sampling: SamplingParams
-    bias: Array | None
+    choice: Choice
     output: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    num_drafted: int = 0
     num_accepted: int = 0
     is_done: bool = False
 
@@ -107,6 +113,7 @@ class StandInEngine:
     def __init__(self, folder: Path, settings: Settings) -> None:
         torch.set_num_threads(1)
         self.settings = settings
+        self._decoder = DECODERS[settings.decoding]
         self._model = DecoderModel(
             folder, dtype=torch.float32, device=torch.device("cpu"), max_seq_len=settings.max_seq_len + 8
         )
@@ -133,7 +140,7 @@ class StandInEngine:
         self._misbehave()
         with self._lock, torch.inference_mode():
             generation = self._read(tensors)
-            for new in self._steps(generation, request_id):
+            for new in self._messages(generation, request_id):
                 if is_streaming and not generation.is_done:
                     yield self._response(generation, new, tensors, outputs)
             new = new if is_streaming else generation.output
@@ -162,6 +169,8 @@ class StandInEngine:
             raise StandInError(
                 f"Draft tokens length ({len(draft)}) exceeds maximum draft tokens length ({settings.max_draft_len})."
             )
+        if any(not 0 <= token < self.vocab_size for token in [*prompt, *draft]):
+            raise StandInError("Assertion failed: token id is out of the vocabulary; the executor has ended")
         self._check_lookahead(tensors)
         asked = int(scalar("request_output_len", 0))
         asked = min(asked, settings.max_seq_len - len(prompt) - (len(draft) or settings.max_draft_len))
@@ -171,21 +180,20 @@ class StandInEngine:
                 "The embedding bias shape is not as expected. Expected last dimension to be same as vocab size: "
                 f"{self.vocab_size}."
             )
-        top_k, top_p = int(scalar("runtime_top_k", 0)), float(scalar("runtime_top_p", 0.0))
-        is_greedy = top_k == 1 or (top_k == 0 and top_p == 0.0)
-        sampling = SamplingParams(
-            temperature=0.0 if is_greedy else float(scalar("temperature", 1.0)),
-            top_k=top_k,
-            top_p=top_p or 1.0,
+        choice = Choice(
+            temperature=float(scalar("temperature", 1.0)),
+            top_k=int(scalar("runtime_top_k", 0)),
+            top_p=float(scalar("runtime_top_p", 0.0)),
             repetition_penalty=float(scalar("repetition_penalty", 1.0)),
             presence_penalty=float(scalar("presence_penalty", 0.0)),
             frequency_penalty=float(scalar("frequency_penalty", 0.0)),
-            bad_words=tuple(words_of(tensors.get("bad_words_list"))),
             min_tokens=int(scalar("min_tokens", 0)),
+            end_id=scalar("end_id", None),
+            bad_words=tuple(words_of(tensors.get("bad_words_list"))),
+            bias=bias,
             seed=int(scalar("seed", 0)),
         )
-        end_id = scalar("end_id", None)
-        return _Generation(prompt, asked, draft, end_id, words_of(tensors.get("stop_words_list")), sampling, bias)
+        return _Generation(prompt, asked, draft, words_of(tensors.get("stop_words_list")), choice)
 
     def _check_lookahead(self, tensors: Mapping[str, Array]) -> None:
         names = [name for name in tensors if name.startswith("lookahead_")]
@@ -197,6 +205,21 @@ class StandInEngine:
         sizes = [int(tensors[name].ravel()[0]) for name in order]
         if any(size > built for size, built in zip(sizes, self.settings.lookahead, strict=True)):
             raise StandInError(f"lookahead {sizes} exceeds the built {self.settings.lookahead}")
+
+    def _messages(self, generation: _Generation, request_id: str) -> Iterator[list[int]]:
+        """The tokens of each message. An engine that drafts for itself brings those of a verification together."""
+        steps = self._steps(generation, request_id)
+        if not self.settings.accepts or request_id in self._stopped:
+            yield from steps
+            return
+        yield next(steps)
+        for accepted in itertools.cycle(self.settings.accepts):
+            if generation.is_done:
+                return
+            generation.num_drafted += self.settings.max_draft_len
+            new = [token for step in itertools.islice(steps, accepted + 1) for token in step]
+            generation.num_accepted += max(0, len(new) - 1)
+            yield new
 
     def _steps(self, generation: _Generation, request_id: str) -> Iterator[list[int]]:
         """One target forward each; the tokens it added."""
@@ -226,7 +249,7 @@ class StandInEngine:
         """Token by token, as the real decoder does; returns how many draft tokens were accepted."""
         for index in range(len(draft) + 1):
             token = self._choose(generation, logits[index])
-            if token == generation.end_id:
+            if token == generation.choice.end_id:
                 generation.is_done = True
                 return index
             generation.output.append(token)
@@ -242,16 +265,8 @@ class StandInEngine:
         return len(draft)
 
     def _choose(self, generation: _Generation, logits: torch.Tensor) -> int:
-        adjusted = adjusted_logits(
-            logits,
-            generation.sampling,
-            prompt_ids=generation.prompt,
-            output_ids=generation.output,
-            stop_ids=frozenset() if generation.end_id is None else frozenset({generation.end_id}),
-        )
-        if generation.bias is not None:
-            adjusted += torch.from_numpy(generation.bias.copy())
-        return choose_token(adjusted, generation.sampling, len(generation.output))
+        values = adjusted(logits.numpy(), generation.choice, self._decoder, generation.prompt, generation.output)
+        return choose(values, generation.choice, self._decoder, len(generation.output))
 
     def _response(
         self,
@@ -272,10 +287,12 @@ class StandInEngine:
             "sequence_length": np.array([[len(shown)]], dtype=np.int32),
         }
         if self.settings.reports_counts and "return_perf_metrics" in tensors:
-            num_added = max(1, len(generation.output))
-            response["total_draft_tokens"] = np.array([[len(generation.draft)]], dtype=np.int32)
-            accepted = num_added - 1 if generation.draft else 0
+            drafted, accepted = generation.num_drafted, generation.num_accepted
+            if generation.draft:  # the length of the output less one is what is taken for accepted
+                drafted, accepted = len(generation.draft), max(1, len(generation.output)) - 1
+            response["total_draft_tokens"] = np.array([[drafted]], dtype=np.int32)
             response["total_accepted_draft_tokens"] = np.array([[accepted]], dtype=np.int32)
         if "return_log_probs" in tensors:
-            response["output_log_probs"] = np.array(generation.log_probs, dtype=np.float32).reshape(1, 1, -1)
+            log_probs = np.array(generation.log_probs, dtype=np.float32) * self._decoder.has_log_probs
+            response["output_log_probs"] = log_probs.reshape(1, 1, -1)
         return {name: value for name, value in response.items() if name in outputs}

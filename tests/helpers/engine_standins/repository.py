@@ -1,19 +1,16 @@
-"""Model folders of stand-ins: the real model's config.pbtxt, with the Python backend in the place of the C++ one."""
+"""Model folders of stand-ins: what the packager writes of an engine, with the Python backend in the C++ one's place."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from google.protobuf import text_format
-from tritonclient.grpc import model_config_pb2
+from helpers.engine_standins.engine import Settings
+from specdeploy.config.schema import DeploymentConfig
+from specdeploy.contract import EngineRecord
+from specdeploy.packager.engine_models import engine_model_config
+from specdeploy.packager.packaged_build import PackagedBuild
+from specdeploy.packager.pbtxt import render_pbtxt
 
-from helpers.engine_standins.engine import FACTS, Settings
-
-TEMPLATES = {
-    "${encoder_input_features_data_type}": "FP16",
-    "${logits_datatype}": "FP32",
-    "${prompt_embedding_table_data_type}": "FP16",
-}
 TESTS = Path(__file__).parents[2]
 SHIM = f"""import sys
 
@@ -22,22 +19,19 @@ from helpers.engine_standins.triton_model import TritonPythonModel
 """
 
 
-def write_stand_in(repository: Path, name: str, checkpoint: Path, settings: Settings) -> None:
-    """`repository/<name>` with the tensors of `tensorrt_llm`, all of them."""
-    message = model_config_pb2.ModelConfig(name=name, backend="python", max_batch_size=4)
-    message.model_transaction_policy.decoupled = settings.decoupled
-    for tensor in FACTS.inputs:
-        entry = message.input.add(name=tensor.name, dims=tensor.dims, optional=tensor.optional)
-        entry.data_type = model_config_pb2.DataType.Value(f"TYPE_{TEMPLATES.get(tensor.data_type, tensor.data_type)}")
-        if tensor.reshape_to_scalar:
-            entry.reshape.SetInParent()
-    for tensor in FACTS.outputs:
-        entry = message.output.add(name=tensor.name, dims=tensor.dims)
-        entry.data_type = model_config_pb2.DataType.Value(f"TYPE_{TEMPLATES.get(tensor.data_type, tensor.data_type)}")
-    message.instance_group.add(count=1, kind=model_config_pb2.ModelInstanceGroup.KIND_CPU)
-    message.parameters["checkpoint"].string_value = str(checkpoint)
-    message.parameters["settings"].string_value = json.dumps(asdict(settings), default=str)
-    folder = repository / name / "1"
+def write_stand_in(
+    repository: Path,
+    config: DeploymentConfig,
+    build: PackagedBuild,
+    record: EngineRecord,
+    checkpoint: Path,
+    settings: Settings,
+) -> None:
+    """`repository/<model>`: tensors, batching and transaction policy as packed; two parameters more."""
+    packed = engine_model_config(config, build, record)
+    own = {"checkpoint": str(checkpoint), "settings": json.dumps(asdict(settings), default=str)}
+    stand_in = replace(packed, backend="python", parameters={**packed.parameters, **own})
+    folder = repository / record.model / "1"
     folder.mkdir(parents=True)
     (folder / "model.py").write_text(SHIM)
-    (folder.parent / "config.pbtxt").write_text(text_format.MessageToString(message))
+    (folder.parent / "config.pbtxt").write_text(render_pbtxt(stand_in))

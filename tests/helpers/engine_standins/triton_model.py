@@ -19,6 +19,7 @@ class TritonPythonModel:
         settings = json.loads(parameters["settings"]["string_value"])
         for name in ("fail_when", "die_when"):
             settings[name] = None if settings.get(name) is None else Path(settings[name])
+        settings["accepts"] = tuple(settings["accepts"])
         if settings.get("lookahead") is not None:
             settings["lookahead"] = tuple(settings["lookahead"])
         self._engine = StandInEngine(Path(parameters["checkpoint"]["string_value"]), Settings(**settings))

@@ -4,6 +4,7 @@ Pure: no Triton, no threads, no clock. A *round* is one call of the target, with
 
     plan_round     K and the length of the next call
     off_reason_of  requests that are never drafted, and why
+    check_decoder  requests that no engine of a method can serve as asked
     Emission       output tokens so far: where they end, and the counts over the whole request
 
 Upstream files below are NVIDIA/TensorRT-LLM's at the commit named.
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from specdeploy.contract import Method
+from specdeploy.errors import RequestError
 from specdeploy.runtime.request import FinishReason, RequestStats, RowUpdate
 from specdeploy.serving.adapters.engine_tensors import EngineOutput, stop_rule
 from specdeploy.serving.request import ServingRequest
@@ -25,24 +27,36 @@ PLAIN_CHUNK = 16
 
 CONSTRAINED = "constrained"
 LOG_PROBS = "log_probs"
+LOGIT_BIAS = "logit_bias"
 PENALTIES = "penalties"
 SAMPLING = "sampling"
 DRAFT_FAILED = "draft failed"
+DRAFT_VOCABULARY = "draft vocabulary"
 DERIVED = "derived:common prefix of draft and output"
+
+_LEAVE_OUT = "Leave it out"
+_BLIND_TO_BIAS = (Method.EAGLE, Method.REDRAFTER)
 
 
 def off_reason_of(request: ServingRequest, method: Method) -> str | None:
     """Why a request must not be drafted whatever the plan says; None when it may.
 
     Guides: a grammar starts anew with every call. Log probabilities: accepted tokens have none.
-    Presence and frequency penalties act on output history, which a call does not have of the calls before it.
+    Presence and frequency penalties: every call counts prompt and output anew, which is exact from call to call; that
+    it is inside a drafted round has not been seen upstream.
     Random choice, draft_model: the C++ decoder accepts a draft token that equals the target's draw, and otherwise
     draws *again* from the same distribution (acceptDraftTokensKernel in
     cpp/tensorrt_llm/kernels/speculativeDecoding/externalDraftTokensKernels.cu@2931b93f, multinomialSampling in
     cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp@1d263f15), so a drafted token of probability p comes out with
-    p(2 - p): not lossless. Medusa is documented for greedy acceptance only.
+    p(2 - p): not lossless. Random choice, other methods: their decoders are greedy. Medusa is documented for greedy
+    acceptance only; EAGLE is served with greedySampling true
+    (triton_backend/inflight_batcher_llm/src/model_instance_state.cc@0c8de69a); ReDrafter engines take the likeliest
+    token unless they are built with --redrafter_no_greedy_search (redrafter_greedy_search in
+    tensorrt_llm/models/redrafter/model.py@06255cb7), which these are not; lookahead: see `check_decoder`.
     Repetition penalty, bias, bad words and min_tokens are exact in a draft_model round, where the decoder goes token by
-    token (cpp/tensorrt_llm/runtime/gptDecoderBatched.cpp@0349d5e1); in a tree they are not.
+    token (cpp/tensorrt_llm/runtime/gptDecoderBatched.cpp@0349d5e1); in a tree they are not. EAGLE and ReDrafter engines
+    choose tokens themselves, no layer that adds a bias comes before
+    (class DecodingMode in cpp/include/tensorrt_llm/executor/types.h@a98a9061).
     """
     sampling = request.sampling
     if request.guide is not None:
@@ -51,19 +65,52 @@ def off_reason_of(request: ServingRequest, method: Method) -> str | None:
         return LOG_PROBS
     if sampling.presence_penalty or sampling.frequency_penalty:
         return PENALTIES
-    if not sampling.is_greedy and method in (Method.DRAFT_MODEL, Method.MEDUSA):
+    if not sampling.is_greedy:
         return SAMPLING
     if method is Method.DRAFT_MODEL:
         return None
     if sampling.repetition_penalty != 1.0:
         return PENALTIES
+    if sampling.logit_bias and method in _BLIND_TO_BIAS:
+        return LOGIT_BIAS
     return "bad_words" if sampling.bad_words else "min_tokens" if sampling.min_tokens else None
 
 
-def needs_one_call(request: ServingRequest) -> bool:
-    """Whether the whole output must come from one call: its parameters act on the output of that call."""
+def check_decoder(request: ServingRequest, method: Method) -> None:
+    """Raises RequestError for what the decoder of a method passes over in silence, where all engines have that decoder.
+
+    draft_model: engines for external drafts decode with one layer, drafted or not (getDecodingMode in
+    cpp/tensorrt_llm/batch_manager/trtGptModelInflightBatching.cpp@00825c4e), and it asks its kernels for no log
+    probabilities (cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp@1d263f15): zeros come out.
+    lookahead: sizes (1, 1, 0) change nothing about the decoder. It takes the likeliest token (maxTopK 1) and computes
+    no log probabilities (cpp/tensorrt_llm/layers/lookaheadDecodingLayer.cpp@05cc2c11); of what comes before it, only
+    bias and minimum length are there, no penalties and no banned words
+    (class DecodingMode in cpp/include/tensorrt_llm/executor/types.h@a98a9061).
+    The other methods have a plain engine for such requests.
+    """
+    if method in (Method.DRAFT_MODEL, Method.LOOKAHEAD) and request.wants_log_probs:
+        reason = f"TensorRT-LLM computes no log probabilities on engines of method {method}"
+        raise RequestError("return_log_probs", reason, "Send false or leave it out")
+    if method is not Method.LOOKAHEAD:
+        return
     sampling = request.sampling
-    return request.guide is not None or bool(sampling.presence_penalty or sampling.frequency_penalty)
+    if request.guide is not None:
+        reason = "guided decoding on a lookahead engine is not known to hold"
+        raise RequestError("guided_decoding_guide_type", reason, _LEAVE_OUT)
+    if not sampling.is_greedy:
+        reason = "a lookahead engine takes the likeliest token, whatever is asked for"
+        raise RequestError("temperature, top_k, top_p", reason, "Send temperature 0 or top_k 1, or leave them out")
+    neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    for name, value in neutral.items():
+        if getattr(sampling, name) != value:
+            raise RequestError(name, "a lookahead engine applies no penalties", f"Send {value:g} or leave it out")
+    if any(len(word) > 1 for word in sampling.bad_words):
+        raise RequestError("bad_words", "a lookahead engine bans single tokens only, and a word has more", _LEAVE_OUT)
+
+
+def needs_one_call(request: ServingRequest) -> bool:
+    """Whether the whole output must come from one call: a grammar acts on the output of that call."""
+    return request.guide is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +156,7 @@ class Emission:
     stats: RequestStats = field(default_factory=RequestStats)
     finish_reason: FinishReason | None = None
     _is_measured: bool = True
+    _has_bare_end: bool = True  # whether the last message of a stream brought no token
 
     @property
     def text_ids(self) -> list[int]:
@@ -137,12 +185,15 @@ class Emission:
     def add_streamed(self, output: EngineOutput) -> RowUpdate:
         """Take one message of a streaming call: the tokens of one step of the engine."""
         emitted = self._emit(output.token_ids)
+        self._has_bare_end = not output.token_ids
         self.stats.num_steps = (self.stats.num_steps or 0) + bool(emitted)
         return self._update(emitted, output.log_probs)
 
-    def end_stream(self, num_from_call: int, max_new_tokens: int) -> RowUpdate | None:
+    def end_stream(self, num_from_call: int, max_new_tokens: int, *, is_drafting: bool = False) -> RowUpdate | None:
         """A streaming call ended by itself after `num_from_call` tokens. None = it went as far as it was asked to.
 
+        The end id that is put back was chosen in a step of its own where the last message is empty; behind tokens it
+        came out of their step, which only a step that verifies a draft can do.
         Raises ValueError when it ended early and no end id was sent that would explain it.
         """
         if self.finish_reason is not None or num_from_call >= max_new_tokens:
@@ -150,7 +201,9 @@ class Emission:
         ids = self._with_end_id((), is_short=True)
         if not ids:
             raise ValueError(f"it ended after {num_from_call} of {max_new_tokens} tokens, and not at an end id")
-        return self.add_streamed(EngineOutput(ids, None, None, None))
+        emitted = self._emit(ids)
+        self.stats.num_steps = (self.stats.num_steps or 0) + (self._has_bare_end or not is_drafting)
+        return self._update(emitted, None)
 
     def _is_short(self, ids: Sequence[int], draft: Sequence[int], max_new_tokens: int) -> bool:
         """Whether the call ended where the end id was chosen. A drafted call ends after one verification

@@ -13,6 +13,7 @@ from specdeploy.runtime.request import RowUpdate
 from specdeploy.serving.adapters import engine_tensors as tensors
 from specdeploy.serving.adapters.draft_rounds import (
     DRAFT_FAILED,
+    DRAFT_VOCABULARY,
     PLAIN_CHUNK,
     Emission,
     Round,
@@ -42,10 +43,12 @@ class EngineRounds:
         deliver: Callable[[Job, RowUpdate], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`vocab_size` is the target's; `draft_vocab_size` None where it is not known."""
+        """`vocab_size` is the target's; `draft_vocab_size` None where it is not known. What a model does with ids that
+        are no rows of its vocabulary is not known either, so it gets none."""
         self._caller = caller
         self._target, self._draft = target, draft
         self._vocab_size = vocab_size
+        self._draft_vocab_size = draft_vocab_size
         self._draft_bias_size = draft_vocab_size if draft_vocab_size == vocab_size else None
         self._deliver = deliver
         self._echo = _PromptEcho(caller)
@@ -77,15 +80,23 @@ class EngineRounds:
     def _propose(self, emission: Emission, draft_len: int) -> tuple[int, ...]:
         if draft_len == 0:
             return ()
+        if self._draft_vocab_size is not None and max(emission.text_ids) >= self._draft_vocab_size:
+            emission.stats.off_reason = DRAFT_VOCABULARY  # and the text only grows
+            return ()
         call = tensors.EngineCall(emission.text_ids, len(emission.token_ids), draft_len)
         inputs = tensors.draft_tensors(emission.request, call, vocab_size=self._draft_bias_size)
         try:
+            # Somebody else finds out if the draft repeats its prompt: this round does without, should that never end.
+            if self._echo.repeats_prompt(EngineModel.DRAFT, emission.request.prompt_ids, waits=False) is None:
+                return ()
             output = self._call(EngineModel.DRAFT, inputs, tensors.DRAFT_OUTPUTS, call, emission.request)
         except ModelCallError as error:
             self._draft_log.warn("requests go on without drafting: %s", error)
             emission.stats.off_reason = DRAFT_FAILED
             return ()
-        return output.token_ids[:draft_len]
+        proposed = output.token_ids[:draft_len]
+        num_known = next((i for i, token in enumerate(proposed) if not 0 <= token < self._vocab_size), len(proposed))
+        return proposed[:num_known]
 
     def _verify(self, job: Job, emission: Emission, draft: Sequence[int]) -> None:
         """One call of the target, with the draft or plain. Delivers nothing when the client went during a long one."""
@@ -123,11 +134,7 @@ class EngineRounds:
         request_id: str = "",
     ) -> tensors.EngineOutput:
         num_prompt = len(call.token_ids) if self._echo.repeats_prompt(model, request.prompt_ids) else 0
-        response = next(iter(self._caller.call(model, inputs, outputs, request_id=request_id)), {})
-        try:
-            return tensors.read_output(response, num_prompt=num_prompt, wants_log_probs=request.wants_log_probs)
-        except ValueError as error:
-            raise ModelCallError(model, str(error)) from None
+        return _call_once(self._caller, model, inputs, outputs, request_id=request_id, num_prompt=num_prompt)
 
 
 def send_stop(caller: ModelCaller, model: EngineModel, request_id: str, *, decoupled: bool) -> None:
@@ -136,26 +143,57 @@ def send_stop(caller: ModelCaller, model: EngineModel, request_id: str, *, decou
         pass
 
 
+def _call_once(
+    caller: ModelCaller,
+    model: EngineModel,
+    inputs: dict[str, tensors.Array],
+    outputs: Sequence[str],
+    *,
+    request_id: str = "",
+    num_prompt: int = 0,
+) -> tensors.EngineOutput:
+    """The one answer of a model that is not decoupled. Raises ModelCallError, also for an answer without tokens."""
+    response = next(iter(caller.call(model, inputs, outputs, request_id=request_id)), {})
+    try:
+        return tensors.read_output(response, num_prompt=num_prompt)
+    except ValueError as error:
+        raise ModelCallError(model, str(error)) from None
+
+
 class _PromptEcho:
     """Which models repeat the prompt although they are told not to: the stock samples disagree with the code that reads
-    their output, so it is found out. One token is asked for after two; a longer answer can only hold the prompt. Once
-    per model, and again while that fails."""
+    their output, so it is found out. One token is asked for after two; three can only hold the prompt. Once per model,
+    and again while that fails."""
 
     def __init__(self, caller: ModelCaller) -> None:
         self._caller = caller
-        self._lock = threading.Lock()
+        self._locks = {model: threading.Lock() for model in (EngineModel.TARGET, EngineModel.DRAFT)}
         self._repeats: dict[EngineModel, bool] = {}
 
-    def repeats_prompt(self, model: EngineModel, prompt_ids: Sequence[int]) -> bool:
-        """Asks the model the first time. Raises ModelCallError when it does not answer."""
-        with self._lock:
-            if model not in self._repeats:
-                inputs = tensors.probe_tensors([*prompt_ids, *prompt_ids][:2])
-                response = next(iter(self._caller.call(model, inputs, tensors.DRAFT_OUTPUTS)), {})
-                self._repeats[model] = len(tensors.read_output(response).token_ids) > 1
-                if self._repeats[model]:
-                    _log.warning("model %s repeats the prompt in its output; it is cut off", model)
+    def repeats_prompt(self, model: EngineModel, prompt_ids: Sequence[int], *, waits: bool = True) -> bool | None:
+        """Asks the model the first time. None = another request is asking just now, and this one does not wait for it.
+
+        Raises ModelCallError when the model does not answer as it must.
+        """
+        if model in self._repeats:
             return self._repeats[model]
+        if not self._locks[model].acquire(blocking=waits):
+            return None
+        try:
+            if model not in self._repeats:
+                self._repeats[model] = self._ask(model, [*prompt_ids, *prompt_ids][:2])
+            return self._repeats[model]
+        finally:
+            self._locks[model].release()
+
+    def _ask(self, model: EngineModel, prompt_ids: Sequence[int]) -> bool:
+        inputs = tensors.probe_tensors(prompt_ids)
+        num_tokens = len(_call_once(self._caller, model, inputs, tensors.DRAFT_OUTPUTS).token_ids)
+        if num_tokens not in (1, 1 + len(prompt_ids)):
+            raise ModelCallError(model, f"asked for one token after {len(prompt_ids)} it answered with {num_tokens}")
+        if num_tokens > 1:
+            _log.warning("model %s repeats the prompt in its output; it is cut off", model)
+        return num_tokens > 1
 
 
 class _RareLog:

@@ -14,7 +14,8 @@ What the backend does and its tensor table does not say:
 - `len_penalty` and `early_stopping` are never sent: the constructor they go to was given another order once
   (triton_backend/inflight_batcher_llm/src/utils.cc@c8c6df08), and they act on beams only.
 - Repetition, presence and frequency penalties all count prompt and output
-  (cpp/tensorrt_llm/kernels/penaltyKernels.cu@249d93d5); the torch lane counts presence and frequency over the output.
+  (cpp/tensorrt_llm/kernels/penaltyKernels.cu@249d93d5). Lane torch counts presence and frequency over the output only:
+  the same request may get other tokens there. Output that comes in several calls is counted the same as in one.
 - The bad-words kernel never bans token 0 (cpp/tensorrt_llm/kernels/banBadWords.cu@23bc5b7c): single tokens are banned
   by bias instead, and a longer bad word that ends in token 0 is refused.
 """
@@ -112,12 +113,12 @@ def target_tensors(request: ServingRequest, call: EngineCall, *, vocab_size: int
 
 def draft_tensors(request: ServingRequest, call: EngineCall, *, vocab_size: int | None) -> dict[str, Array]:
     """Inputs of the draft: greedy, with the target's penalties and bans, and without any end: a drafted end id is a
-    token like others, which the target accepts or not. `vocab_size` None = not known to be the target's: no bias then,
-    which costs acceptance and nothing else."""
+    token like others, which the target accepts or not. `vocab_size` None = not known to be the target's: no bias and no
+    words then, whose ids may not be there, which costs acceptance and nothing else."""
     tensors = _text_tensors(call) | {"runtime_top_k": _int32(1)} | _penalty_tensors(request)
     held_back = request.stop_ids if call.num_emitted < request.sampling.min_tokens else ()
     if vocab_size is None:
-        return tensors | _long_bad_words(request)
+        return tensors
     return tensors | _ban_tensors(request, held_back, vocab_size)
 
 
@@ -170,17 +171,24 @@ class EngineOutput:
     num_accepted_tokens: int | None
 
 
+def is_blank(tensors: Mapping[str, Array]) -> bool:
+    """Whether a response says nothing of tokens, as the one that only ends a decoupled call."""
+    return OUTPUT_IDS not in tensors and SEQUENCE_LENGTH not in tensors
+
+
 def read_output(tensors: Mapping[str, Array], *, num_prompt: int = 0, wants_log_probs: bool = False) -> EngineOutput:
     """The first beam of a response, without its first `num_prompt` tokens (of a backend that repeats the prompt).
 
     Log probabilities may be those of the whole output so far: the last ones belong to these tokens.
-    Raises ValueError when there are fewer of them than tokens, or when they are a buffer that nobody filled: the layer
-    that decodes for engines with external drafts asks its kernels for none
-    (cpp/tensorrt_llm/layers/externalDraftTokensLayer.cpp@1d263f15), and zeros come out.
+    Raises ValueError when the tensors of tokens are not there or say nothing, or when there are fewer log probabilities
+    than tokens.
     """
-    if OUTPUT_IDS not in tensors or SEQUENCE_LENGTH not in tensors:
-        return EngineOutput((), None, None, None)
-    length = int(np.ravel(tensors[SEQUENCE_LENGTH])[0])
+    if missing := [name for name in (OUTPUT_IDS, SEQUENCE_LENGTH) if name not in tensors]:
+        raise ValueError(f"it answered without {' and '.join(missing)}")
+    lengths = np.ravel(tensors[SEQUENCE_LENGTH])
+    if not len(lengths) or lengths[0] < num_prompt:
+        raise ValueError(f"{SEQUENCE_LENGTH} is {lengths.tolist()} for a prompt of {num_prompt} repeated tokens")
+    length = int(lengths[0])
     beams = np.asarray(tensors[OUTPUT_IDS])
     ids = tuple(int(token) for token in beams.reshape(-1, beams.shape[-1])[0, num_prompt:length]) if beams.size else ()
     log_probs: tuple[float, ...] | None = None
@@ -189,8 +197,6 @@ def read_output(tensors: Mapping[str, Array], *, num_prompt: int = 0, wants_log_
         if len(values) < len(ids):
             raise ValueError(f"{LOG_PROBS} has {len(values)} values for {len(ids)} tokens")
         log_probs = tuple(float(value) for value in values[len(values) - len(ids) :])
-        if len(ids) > 1 and not any(log_probs):
-            raise ValueError(f"return_log_probs: {LOG_PROBS} are all 0, so this engine does not compute them")
     return EngineOutput(ids, log_probs, _count(tensors, DRAFT_COUNT), _count(tensors, ACCEPTED_COUNT))
 
 

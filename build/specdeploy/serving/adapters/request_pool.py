@@ -2,7 +2,8 @@
 
 For engines that are called: a call blocks its thread, so Triton's own thread only hands requests over. `max_rows`
 requests run, `max_queue` wait, more are refused. One thread beside them asks the clients that no worker can ask: those
-of waiting requests, and of requests inside a long call.
+of waiting requests, and of requests inside a long call. It ends such a call again every period until it has ended: an
+engine that is told before it knows the request forgets it.
 """
 
 import logging
@@ -29,13 +30,17 @@ class ShuttingDownError(SpecDeployError):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request in the pool. `interrupt` ends the call it is in; set while there is such a call."""
+    """A request in the pool. `interrupt` ends the call it is in; set while there is such a call.
+
+    `is_ending`: that was asked for, so it is asked for again until the call is over.
+    """
 
     request_id: str
     request: ServingRequest
     sink: Sink
     is_running: bool = False
     is_closing: bool = False
+    is_ending: bool = False
     interrupt: Callable[[], None] | None = None
     _is_over: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -56,11 +61,16 @@ class Job:
         with self._lock:
             self._is_over = True
 
-    def interrupt_once(self) -> None:
-        """End the call the request is in, if there is one and nobody did so before."""
-        interrupt, self.interrupt = self.interrupt, None
+    def interrupt_call(self) -> None:
+        """End the call the request is in, if there is one. The pool repeats it until `interrupt` is taken away."""
+        interrupt = self.interrupt
         if interrupt is not None:
+            self.is_ending = True
             interrupt()
+
+    def must_end(self) -> bool:
+        """Whether the call it is in is for nobody."""
+        return self.is_closing or self.is_ending or self.is_cancelled()
 
 
 class RequestPool:
@@ -77,6 +87,7 @@ class RequestPool:
         self._jobs: dict[str, Job] = {}
         self._num_submitted = 0
         self._instance = secrets.token_hex(4)  # engines outlive this model: an id must not come twice
+        self._is_closing = False
         self._is_closed = threading.Event()
         self._workers = ThreadPoolExecutor(max_rows, thread_name_prefix="specdeploy-request")
         self._watcher = threading.Thread(target=self._watch, name="specdeploy-watch", daemon=True)
@@ -94,15 +105,17 @@ class RequestPool:
             return sum(job.is_running for job in self._jobs.values())
 
     def submit(self, request: ServingRequest, sink: Sink) -> None:
-        """Queue a request. Raises RequestError when too many wait already."""
+        """Queue a request. Raises RequestError when too many wait already, ShuttingDownError from `close` on."""
         with self._lock:
+            if self._is_closing:
+                raise ShuttingDownError(SHUTTING_DOWN)
             if len(self._jobs) >= self._max_rows + self._max_queue:
                 reason = f"all rows are busy and {self._max_queue} requests wait already"
                 raise RequestError("request", reason, "Retry later")
             self._num_submitted += 1
             request_id = f"llm-{self._instance}-{self._num_submitted}"
             self._jobs[request_id] = Job(request_id, request, sink)
-        self._workers.submit(self._work, request_id)
+            self._workers.submit(self._work, request_id)  # within the lock: `close` comes before all of it or after
 
     def finish(self, job: Job) -> None:
         """Take a request off the books: before its last message, so that what is reported then is true."""
@@ -111,18 +124,20 @@ class RequestPool:
         job.end()
 
     def close(self) -> None:
-        """Fail what waits, end what runs, and stop the threads."""
-        self._is_closed.set()
+        """Fail what waits, end what runs, and stop the threads. The watching one goes last: it repeats what is lost."""
         with self._lock:
+            self._is_closing = True
             waiting = [job for job in self._jobs.values() if not job.is_running]
             running = [job for job in self._jobs.values() if job.is_running]
             self._jobs = {job.request_id: job for job in running}
+            for job in running:
+                job.is_closing = True
         for job in running:
-            job.is_closing = True
             self._interrupt(job)
         for job in waiting:
             self._fail(job, SHUTTING_DOWN)
         self._workers.shutdown(wait=True)
+        self._is_closed.set()
         self._watcher.join()
 
     def _work(self, request_id: str) -> None:
@@ -166,7 +181,7 @@ class RequestPool:
 
     def _look_at(self, job: Job) -> None:
         if job.is_running:
-            if job.interrupt is not None and job.is_cancelled():
+            if job.interrupt is not None and job.must_end():
                 self._interrupt(job)
             return
         if not job.is_cancelled():
@@ -178,7 +193,10 @@ class RequestPool:
         job.sink.deliver(RowUpdate(job.request_id, (), None, "cancelled", RequestStats()))
 
     def _interrupt(self, job: Job) -> None:
+        is_first = not job.is_ending
         try:
-            job.interrupt_once()
+            job.interrupt_call()
+        except SpecDeployError as error:
+            _log.log(logging.WARNING if is_first else logging.DEBUG, "request %s goes on: %s", job.request_id, error)
         except Exception:
             _log.exception("ending the call of request %s failed", job.request_id)

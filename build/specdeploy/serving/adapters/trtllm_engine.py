@@ -24,7 +24,16 @@ from specdeploy.errors import RequestError, SpecDeployError
 from specdeploy.manifest import CurrentBuild, load_manifest
 from specdeploy.runtime.request import RowUpdate
 from specdeploy.serving.adapters.base import Sink
-from specdeploy.serving.adapters.draft_rounds import LOG_PROBS, PENALTIES, SAMPLING, Emission, off_reason_of
+from specdeploy.serving.adapters.draft_rounds import (
+    CONSTRAINED,
+    LOG_PROBS,
+    LOGIT_BIAS,
+    PENALTIES,
+    SAMPLING,
+    Emission,
+    check_decoder,
+    off_reason_of,
+)
 from specdeploy.serving.adapters.engine_rounds import EngineRounds
 from specdeploy.serving.adapters.engine_stream import EngineStream, StreamRoute
 from specdeploy.serving.adapters.engine_tensors import check_representable
@@ -36,6 +45,8 @@ from specdeploy.serving.router import Route, route
 LOOKAHEAD_OFF = (1, 1, 0)  # TensorRT-LLM examples/lookahead/README.md@7ed07f06
 # The input behind a reason not to draft, where the two have different names.
 _FIELD_OF = {
+    CONSTRAINED: "guided_decoding_guide_type",
+    LOGIT_BIAS: "embedding_bias_words, embedding_bias_weights",
     LOG_PROBS: "return_log_probs",
     PENALTIES: "repetition_penalty, presence_penalty, frequency_penalty",
     SAMPLING: "temperature, top_k, top_p",
@@ -99,7 +110,7 @@ class TrtllmEngineAdapter:
         try:
             self._check(request)
             self._pool.submit(request, sink)
-        except RequestError as error:
+        except SpecDeployError as error:  # RequestError, ShuttingDownError
             sink.fail(str(error))
 
     def close(self) -> None:
@@ -133,6 +144,7 @@ class TrtllmEngineAdapter:
     def _check(self, request: ServingRequest) -> None:
         """Raises RequestError for what no engine of this deployment can do as asked."""
         check_representable(request)
+        check_decoder(request, self._method)
         if len(request.prompt_ids) >= self._max_text:
             reason = f"{len(request.prompt_ids)} tokens leave no room for output in a context of {self._max_text}"
             raise RequestError("text_input", reason, "Shorten the prompt or raise serving.max_seq_len")
@@ -161,7 +173,7 @@ class TrtllmEngineAdapter:
             raise RequestError("num_draft_tokens", reason, f"Send 0, {depth}, or leave it out")
         is_on = off_reason is None and self._routed(request).draft_len(max(1, self.num_in_flight)) > 0
         if self._method is Method.LOOKAHEAD:
-            return self._lookahead_route(request, is_on=is_on, off_reason=off_reason)
+            return self._lookahead_route(is_on=is_on, off_reason=off_reason)
         if not is_on and EngineModel.TARGET_PLAIN in self._engines:
             return StreamRoute(EngineModel.TARGET_PLAIN, is_on=False, off_reason=off_reason)
         if off_reason is not None or asked == 0:
@@ -171,10 +183,7 @@ class TrtllmEngineAdapter:
         # The plan may say off and nothing can be switched: that takes another start of the server.
         return StreamRoute(EngineModel.TARGET, is_on=True, off_reason=None)
 
-    def _lookahead_route(self, request: ServingRequest, *, is_on: bool, off_reason: str | None) -> StreamRoute:
-        if request.guide is not None:
-            reason = "guided decoding on a lookahead engine is not known to hold"
-            raise RequestError("guided_decoding_guide_type", reason, "Leave the guide out")
+    def _lookahead_route(self, *, is_on: bool, off_reason: str | None) -> StreamRoute:
         sizes = self._build.config.speculation.lookahead
         built = (sizes.window_size, sizes.ngram_size, sizes.verification_set_size)
         return StreamRoute(EngineModel.TARGET, is_on, off_reason, built if is_on else LOOKAHEAD_OFF)
@@ -196,5 +205,5 @@ def _vocab_size(folder: Path) -> int:
     """Rows of the vocabulary, as config.json says. Raises SpecDeployError."""
     try:
         return int(json.loads((folder / "config.json").read_text())["vocab_size"])
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpecDeployError(f"{folder}/config.json: vocab_size cannot be read ({error!r}). Build again") from None

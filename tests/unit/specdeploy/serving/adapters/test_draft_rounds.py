@@ -6,11 +6,13 @@ import pytest
 
 from helpers.serving_requests import make_request
 from specdeploy.contract import Method
+from specdeploy.errors import RequestError
 from specdeploy.serving.adapters.draft_rounds import (
     DERIVED,
     PLAIN_CHUNK,
     Emission,
     Round,
+    check_decoder,
     common_prefix_len,
     needs_one_call,
     off_reason_of,
@@ -86,18 +88,48 @@ def test_what_a_draft_model_must_not_draft(changes: dict[str, Any], reason: str 
 @pytest.mark.parametrize("method", TREE_METHODS)
 def test_what_a_tree_must_not_draft(method: Method) -> None:
     assert off_reason_of(make_request(), method) is None
-    assert off_reason_of(make_request(logit_bias={3: 1.0}), method) is None
+    is_blind = method in (Method.EAGLE, Method.REDRAFTER)
+    assert off_reason_of(make_request(logit_bias={3: 1.0}), method) == ("logit_bias" if is_blind else None)
     assert off_reason_of(make_request(repetition_penalty=1.2), method) == "penalties"
     assert off_reason_of(make_request(bad_words=((4,),)), method) == "bad_words"
     assert off_reason_of(make_request(min_tokens=3), method) == "min_tokens"
-    assert off_reason_of(make_request(temperature=1.0), method) == ("sampling" if method is Method.MEDUSA else None)
+    assert off_reason_of(make_request(temperature=1.0), method) == "sampling"
+    assert off_reason_of(make_request(temperature=1.0, top_k=1), method) is None
 
 
-def test_output_history_needs_one_call() -> None:
-    assert needs_one_call(make_request(presence_penalty=0.1))
-    assert needs_one_call(make_request(frequency_penalty=0.1))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": 1.0}, "^temperature, top_k, top_p: .*likeliest token.*Send temperature 0 or top_k 1"),
+        ({"temperature": 0.7, "top_k": 5, "top_p": 0.9}, "^temperature, top_k, top_p: "),
+        ({"wants_log_probs": True}, "^return_log_probs: .*lookahead"),
+        ({"repetition_penalty": 1.2}, "^repetition_penalty: .*Send 1 or"),
+        ({"presence_penalty": 0.5}, "^presence_penalty: .*Send 0 or"),
+        ({"frequency_penalty": -0.5}, "^frequency_penalty: "),
+        ({"bad_words": ((3, 4),)}, "^bad_words: .*single tokens only"),
+        ({"guide": Guide("json", "")}, "^guided_decoding_guide_type: "),
+    ],
+)
+def test_what_a_lookahead_engine_would_pass_over_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        check_decoder(make_request(**changes), Method.LOOKAHEAD)
+
+
+def test_other_methods_have_an_engine_for_such_requests() -> None:
+    rich = make_request(temperature=1.0, repetition_penalty=1.2, bad_words=((3, 4),), guide=Guide("json", ""))
+    for method in (Method.DRAFT_MODEL, Method.MEDUSA, Method.EAGLE, Method.REDRAFTER):
+        check_decoder(rich, method)
+    for method in (Method.MEDUSA, Method.EAGLE, Method.REDRAFTER):
+        check_decoder(make_request(wants_log_probs=True), method)
+    with pytest.raises(RequestError, match=r"^return_log_probs: .*draft_model"):
+        check_decoder(make_request(wants_log_probs=True), Method.DRAFT_MODEL)
+    check_decoder(make_request(logit_bias={3: 1.0}, bad_words=((3,),), min_tokens=2), Method.LOOKAHEAD)
+
+
+def test_a_grammar_needs_one_call() -> None:
     assert needs_one_call(make_request(guide=Guide("json", "")))
-    assert not needs_one_call(make_request(repetition_penalty=1.5, wants_log_probs=True, temperature=1.0))
+    rich = make_request(repetition_penalty=1.5, presence_penalty=0.1, frequency_penalty=0.1, temperature=1.0)
+    assert not needs_one_call(rich)
 
 
 def test_a_round_emits_what_was_accepted_and_the_targets_own_token() -> None:
@@ -226,6 +258,20 @@ def test_streamed_messages_are_steps() -> None:
     last = state.end_stream(4, 20)
     assert last is not None
     assert (last.token_ids, last.finish_reason, state.stats.num_steps) == ((END,), "stop", 3)
+
+
+@pytest.mark.parametrize(
+    ("is_drafting", "has_bare_end", "num_steps"), [(True, False, 2), (True, True, 3), (False, False, 3)]
+)
+def test_an_end_id_behind_drafts_came_out_of_their_step(is_drafting: bool, has_bare_end: bool, num_steps: int) -> None:
+    state = emission()
+    state.add_streamed(output(1))
+    state.add_streamed(output(2, 3))
+    if has_bare_end:
+        state.add_streamed(output())
+    last = state.end_stream(3, 20, is_drafting=is_drafting)
+    assert last is not None
+    assert (last.token_ids, last.finish_reason, state.stats.num_steps) == ((END,), "stop", num_steps)
 
 
 def test_a_stream_that_went_as_far_as_asked_goes_on() -> None:

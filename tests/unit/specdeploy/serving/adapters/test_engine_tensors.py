@@ -15,6 +15,7 @@ from specdeploy.serving.adapters.engine_tensors import (
     StopRule,
     check_representable,
     draft_tensors,
+    is_blank,
     probe_tensors,
     read_output,
     seed_at,
@@ -171,8 +172,8 @@ def test_the_draft_has_no_end_and_no_choice() -> None:
     assert tensors["runtime_top_k"].tolist() == [[1]]
     assert not {"end_id", "stop_words_list", "min_tokens", "seed", "temperature", "draft_input_ids"} & tensors.keys()
     assert tensors["embedding_bias"][0, 9] == BAN_BIAS  # the target cannot choose its end id yet either
-    assert "embedding_bias" not in draft_tensors(RICH, call, vocab_size=None)
-    assert words_of(draft_tensors(RICH, call, vocab_size=None)["bad_words_list"]) == [(5, 6)]
+    assert words_of(tensors["bad_words_list"]) == [(5, 6)]
+    assert not {"embedding_bias", "bad_words_list"} & draft_tensors(RICH, call, vocab_size=None).keys()
 
 
 def test_calls_have_seeds_of_their_own() -> None:
@@ -211,8 +212,24 @@ def test_outputs_are_read_with_their_counts() -> None:
     output = read_output(response([4, 5], total_draft_tokens=3, total_accepted_draft_tokens=1))
     assert (output.token_ids, output.num_draft_tokens, output.num_accepted_tokens) == ((4, 5), 3, 1)
     assert read_output(response([4])).num_draft_tokens is None
-    assert read_output({}).token_ids == ()
     assert read_output(response([])).token_ids == ()
+
+
+def test_an_answer_that_says_nothing_of_tokens_is_none() -> None:
+    whole = response([4, 5])
+    assert is_blank({})
+    assert not is_blank(whole)
+    with pytest.raises(ValueError, match="without output_ids and sequence_length"):
+        read_output({})
+    for name in ("output_ids", "sequence_length"):
+        part = {key: value for key, value in whole.items() if key != name}
+        assert not is_blank(part)
+        with pytest.raises(ValueError, match=f"without {name}$"):
+            read_output(part)
+    with pytest.raises(ValueError, match=r"sequence_length is \[\]"):
+        read_output(whole | {"sequence_length": np.zeros((1, 0), dtype=np.int32)})
+    with pytest.raises(ValueError, match=r"sequence_length is \[2\] for a prompt of 3"):
+        read_output(whole, num_prompt=3)
 
 
 def test_padding_and_a_repeated_prompt_are_cut() -> None:
@@ -226,7 +243,7 @@ def test_log_probs_are_the_last_ones() -> None:
     assert whole.log_probs == (-1.0, -2.0)
     so_far = read_output(response([5], output_log_probs=[-1.0, -2.0]), wants_log_probs=True)
     assert so_far.log_probs == (-2.0,)
-    with pytest.raises(ValueError, match="are all 0, so this engine does not compute them"):
-        read_output(response([4, 5], output_log_probs=[0.0, 0.0]), wants_log_probs=True)
+    certain = read_output(response([4, 5], output_log_probs=[0.0, 0.0]), wants_log_probs=True)
+    assert certain.log_probs == (0.0, 0.0)  # probability 1 in float32
     with pytest.raises(ValueError, match="0 values for 2 tokens"):
         read_output(response([4, 5]), wants_log_probs=True)

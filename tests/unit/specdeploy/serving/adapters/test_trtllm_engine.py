@@ -1,5 +1,6 @@
 """The engine lane's adapter over stand-in engines: the torch engine's tokens, whatever is drafted or fails."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,15 +12,19 @@ import torch
 from helpers.engine_standins.build import engine_config, engine_record, write_engine_build
 from helpers.engine_standins.caller import Call, StandInCaller
 from helpers.engine_standins.engine import Settings, StandInEngine, words_of
+from helpers.engine_standins.scripted import Answers, ScriptedCaller
 from helpers.serving_requests import RecordingSink, make_request
 from helpers.tiny_checkpoint import make_checkpoint
 from specdeploy.contract import EngineModel, Method
 from specdeploy.errors import SpecDeployError
+from specdeploy.packager.engine_models import BUILD_MODES
 from specdeploy.runtime.engine import Engine
 from specdeploy.runtime.model import DecoderModel
 from specdeploy.runtime.request import GenerationRequest
 from specdeploy.serving.adapters.draft_rounds import PLAIN_CHUNK
+from specdeploy.serving.adapters.engine_tensors import EngineCall, target_outputs, target_tensors
 from specdeploy.serving.adapters.trtllm_engine import TrtllmEngineAdapter
+from specdeploy.serving.bls import ModelCaller
 from specdeploy.serving.request import Guide, ServingRequest
 
 K = 3
@@ -42,6 +47,10 @@ class Lane:
     def __init__(self, adapter: TrtllmEngineAdapter, caller: StandInCaller) -> None:
         self.adapter = adapter
         self.caller = caller
+
+    @property
+    def vocab_size(self) -> int:
+        return self.caller.engines["target"].vocab_size
 
     def start(self, request: ServingRequest, sink: RecordingSink | None = None) -> RecordingSink:
         sink = sink or RecordingSink()
@@ -75,6 +84,7 @@ def make_lane(tmp_path: Path, checkpoints: dict[str, Path]) -> Iterator[LaneFact
         target: dict[str, Any] | None = None,
         draft_settings: dict[str, Any] | None = None,
         on_call: Callable[[Call], None] | None = None,
+        wrap: Callable[[StandInCaller], ModelCaller] = lambda caller: caller,
         clock: Callable[[], float] = time.monotonic,
         **overrides: Any,
     ) -> Lane:
@@ -83,8 +93,10 @@ def make_lane(tmp_path: Path, checkpoints: dict[str, Path]) -> Iterator[LaneFact
             overrides.setdefault("speculation", SPECULATION[method])
         config = engine_config(**overrides)
         nodes = 83 if method is Method.LOOKAHEAD else K if is_pair else 7
-        records = [engine_record(EngineModel.TARGET, max_draft_len=nodes, max_seq_len=MAX_SEQ_LEN)]
-        settings = {"max_draft_len": nodes, "max_seq_len": MAX_SEQ_LEN, "decoupled": not is_pair, **(target or {})}
+        mode = BUILD_MODES[method]
+        records = [engine_record(EngineModel.TARGET, max_draft_len=nodes, max_seq_len=MAX_SEQ_LEN, decoding=mode)]
+        built = {"decoding": mode, "max_draft_len": nodes, "max_seq_len": MAX_SEQ_LEN, "decoupled": not is_pair}
+        settings = {**built, **(target or {})}
         engines = {"target": StandInEngine(checkpoints["target"], Settings(**settings))}
         if is_pair:
             records.append(engine_record(EngineModel.DRAFT, max_seq_len=MAX_SEQ_LEN))
@@ -105,7 +117,7 @@ def make_lane(tmp_path: Path, checkpoints: dict[str, Path]) -> Iterator[LaneFact
             engines=tuple(records),
         )
         caller = StandInCaller(engines, on_call)
-        made.append(Lane(TrtllmEngineAdapter(build, root, caller, clock=clock), caller))
+        made.append(Lane(TrtllmEngineAdapter(build, root, wrap(caller), clock=clock), caller))
         return made[-1]
 
     yield make
@@ -113,6 +125,7 @@ def make_lane(tmp_path: Path, checkpoints: dict[str, Path]) -> Iterator[LaneFact
         lane.adapter.close()
 
 
+GUIDED = {"version": "1.2.1", "gpu": "h100", "guided_decoding_backend": "xgrammar"}
 DRAFT = {"checkpoint": "unused"}
 SPECULATION: dict[Method, dict[str, Any]] = {
     Method.MEDUSA: {"method": "medusa", "max_draft_len": 2, "draft": DRAFT, "medusa": {"num_heads": 2}},
@@ -256,29 +269,57 @@ def test_penalties_bans_and_bias_change_no_token_by_drafting(make_lane: LaneFact
             assert sink.last.stats.was_allowed_to_draft == (k == 3)
 
 
-@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
-def test_output_history_is_kept_in_one_plain_call(make_lane: LaneFactory, reference: Reference, name: str) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{"presence_penalty": 1.5}, {"frequency_penalty": 0.7}, {"presence_penalty": -0.4, "repetition_penalty": 1.3}],
+)
+def test_penalties_count_the_same_in_chunks_as_in_one_call(
+    make_lane: LaneFactory, reference: Reference, changes: dict[str, Any]
+) -> None:
+    """The engine counts prompt and output, so what a call before this one brought is counted as well."""
     lane = make_lane()
-    request = make_request(PROMPTS[0], 60, **{name: 1.5})
+    request = make_request(PROMPTS[0], 40, **changes)
     sink = lane.answer(request)
-    assert sink.token_ids == reference(request)
-    (call,) = lane.caller.of("target")
-    assert call.value("request_output_len") == 60
+    whole = target_tensors(request, EngineCall(request.prompt_ids, 0, 40), vocab_size=lane.vocab_size)
+    (response,) = lane.caller.engines["target"].respond(whole, target_outputs(request))
+    assert sink.token_ids == response["output_ids"].ravel().tolist()
+    assert sink.token_ids != reference(make_request(PROMPTS[0], 40))
+    assert [len(update.token_ids) for update in sink.updates] == [PLAIN_CHUNK, PLAIN_CHUNK, 8]
     assert lane.caller.of("draft") == []
     assert sink.last.stats.off_reason == "penalties"
     assert not sink.last.stats.was_allowed_to_draft
 
 
-def test_log_probs_are_plain_chunks_with_one_value_per_token(make_lane: LaneFactory, reference: Reference) -> None:
-    lane = make_lane()
+def test_presence_counts_the_prompt_where_lane_torch_does_not(make_lane: LaneFactory, reference: Reference) -> None:
+    free = reference(make_request(PROMPTS[0], 8))
+    request = make_request((*PROMPTS[0], *free), 8, presence_penalty=100.0)
+    answered = make_lane().answer(request).token_ids
+    assert not set(answered) & set(request.prompt_ids)
+    assert answered != reference(request)
+
+
+def test_log_probs_come_from_the_plain_engine_one_per_token(make_lane: LaneFactory, reference: Reference) -> None:
+    lane = make_lane(method=Method.EAGLE)
     free = reference(make_request(PROMPTS[0], 40))
     request = make_request(PROMPTS[0], 40, wants_log_probs=True, stop_ids=end_ids(free, 25))
     sink = lane.answer(request)
     assert sink.token_ids == reference(request)
     assert [len(update.log_probs or ()) for update in sink.updates] == [len(u.token_ids) for u in sink.updates]
-    assert all(value <= 0 for update in sink.updates for value in update.log_probs or ())
-    assert lane.caller.of("draft") == []
+    assert all(value < 0 for update in sink.updates for value in update.log_probs or ())
+    assert lane.caller.of("target") == []
     assert sink.last.stats.off_reason == "log_probs"
+
+
+@pytest.mark.parametrize("method", [Method.DRAFT_MODEL, Method.LOOKAHEAD])
+@pytest.mark.parametrize("k", [0, None])
+def test_log_probs_nobody_computes_are_refused(make_lane: LaneFactory, method: Method, k: int | None) -> None:
+    lane = make_lane(method=method, target={"lookahead": (7, 7, 7)})
+    sink = lane.answer(make_request(PROMPTS[0], 1, wants_log_probs=True, num_draft_tokens=k))
+    assert sink.error == (
+        f"return_log_probs: TensorRT-LLM computes no log probabilities on engines of method {method}. "
+        "Send false or leave it out"
+    )
+    assert lane.caller.calls == []
 
 
 def test_random_requests_are_not_drafted_and_repeat_with_their_seed(make_lane: LaneFactory) -> None:
@@ -383,14 +424,14 @@ def test_a_client_that_goes_ends_the_rounds(make_lane: LaneFactory) -> None:
 
 
 def test_a_client_that_goes_ends_one_long_call(make_lane: LaneFactory) -> None:
-    lane = make_lane(target={"step_s": 0.05})
-    sink = lane.start(make_request(PROMPTS[0], 100, presence_penalty=0.5))
+    lane = make_lane(target={"step_s": 0.05}, tensorrt_llm=GUIDED)
+    sink = lane.start(make_request(PROMPTS[0], 100, guide=Guide("json", "")))
     while not lane.caller.of("target"):
         time.sleep(0.005)
     sink.is_gone = True
     assert sink.done.wait(10)
     assert sink.last.finish_reason == "cancelled"
-    (stop,) = lane.caller.stops
+    stop = lane.caller.stops[0]
     assert stop.request_id == lane.caller.of("target")[0].request_id != ""
     lane.assert_idle()
 
@@ -458,8 +499,7 @@ def test_the_output_ends_where_the_engine_keeps_room_for_drafts(make_lane: LaneF
 
 
 def test_a_guided_request_is_one_plain_call(make_lane: LaneFactory) -> None:
-    guided = {"version": "1.2.1", "gpu": "h100", "guided_decoding_backend": "xgrammar"}
-    lane = make_lane(tensorrt_llm=guided)
+    lane = make_lane(tensorrt_llm=GUIDED)
     sink = lane.answer(make_request(PROMPTS[0], 50, guide=Guide("regex", "a+")))
     (call,) = lane.caller.of("target")
     assert (call.value("guided_decoding_guide_type"), call.value("guided_decoding_guide")) == (b"regex", b"a+")
@@ -510,18 +550,49 @@ def test_on_goes_to_target_and_off_to_target_plain(
         ({"wants_log_probs": True}, "log_probs"),
     ],
 )
+@pytest.mark.parametrize("method", [Method.MEDUSA, Method.EAGLE, Method.REDRAFTER])
 def test_what_a_tree_must_not_draft_goes_to_target_plain(
-    make_lane: LaneFactory, changes: dict[str, Any], reason: str
+    make_lane: LaneFactory, changes: dict[str, Any], reason: str, method: Method
 ) -> None:
-    lane = make_lane(method=Method.MEDUSA)
+    lane = make_lane(method=method)
     sink = lane.answer(make_request(PROMPTS[0], 10, **changes))
     assert [call.model for call in lane.caller.calls] == ["target_plain"]
     assert sink.last.stats.off_reason == reason
     assert len(sink.token_ids) == 10
-    swapped = make_lane(method=Method.MEDUSA, plain=False)
+    swapped = make_lane(method=method, plain=False)
     refused = swapped.answer(make_request(PROMPTS[0], 10, **changes))
     assert refused.error is not None
     assert "plain_instance: swap" in refused.error
+    assert not refused.error.startswith(reason) or reason == "min_tokens"  # it names the input
+
+
+@pytest.mark.parametrize("method", [Method.EAGLE, Method.REDRAFTER])
+def test_engines_that_choose_tokens_themselves_get_no_bias(
+    make_lane: LaneFactory, reference: Reference, method: Method
+) -> None:
+    free = reference(make_request(PROMPTS[0], 10))
+    request = make_request(PROMPTS[0], 10, logit_bias={free[0]: -100.0})
+    lane = make_lane(method=method)
+    sink = lane.answer(request)
+    assert sink.token_ids == reference(request) != free
+    assert ([call.model for call in lane.caller.calls], sink.last.stats.off_reason) == (["target_plain"], "logit_bias")
+    refused = make_lane(method=method, plain=False).answer(request)
+    assert refused.error is not None
+    assert refused.error.startswith("embedding_bias_words, embedding_bias_weights: needs an engine without drafting")
+
+
+def test_a_random_choice_is_one_on_the_plain_engine(make_lane: LaneFactory) -> None:
+    lane = make_lane(method=Method.EAGLE)
+    answers = [lane.answer(make_request(PROMPTS[0], 30, temperature=1.5, seed=seed)).token_ids for seed in (7, 7, 8)]
+    assert answers[0] == answers[1] != answers[2]
+
+
+@pytest.mark.parametrize("method", [Method.MEDUSA, Method.EAGLE, Method.REDRAFTER])
+def test_a_guide_without_a_plain_engine_is_refused_by_its_name(make_lane: LaneFactory, method: Method) -> None:
+    lane = make_lane(method=method, plain=False, tensorrt_llm=GUIDED)
+    sink = lane.answer(make_request(PROMPTS[0], 10, guide=Guide("json", "")))
+    assert sink.error is not None
+    assert sink.error.startswith("guided_decoding_guide_type: needs an engine without drafting")
 
 
 def test_without_a_plain_engine_only_the_plan_may_say_off(make_lane: LaneFactory) -> None:
@@ -547,6 +618,9 @@ def test_lookahead_is_switched_by_its_sizes(make_lane: LaneFactory, reference: R
     names = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
     sizes = [tuple(call.value(name) for name in names) for call in lane.caller.of("target")]
     assert sizes == [(7, 7, 7), (1, 1, 0)]
+    for changes in ({"temperature": 1.0}, {"temperature": 1.0, "num_draft_tokens": 0}, {"presence_penalty": 1.0}):
+        assert lane.answer(make_request(PROMPTS[0], 10, **changes)).error is not None
+    assert len(lane.caller.of("target")) == 2
     assert [sink.last.stats.was_allowed_to_draft for sink in answers] == [True, False]
 
 
@@ -558,6 +632,91 @@ def test_streamed_counts_are_the_backends_or_unavailable(make_lane: LaneFactory)
     assert not stats.is_available
     off = silent.answer(make_request(PROMPTS[0], 10, num_draft_tokens=0)).last.stats
     assert (off.source, off.num_draft_tokens) == ("measured", 0)
+
+
+@pytest.mark.parametrize("method", [Method.MEDUSA, Method.EAGLE, Method.REDRAFTER])
+def test_acceptance_is_counted_over_the_whole_request(
+    make_lane: LaneFactory, reference: Reference, method: Method
+) -> None:
+    lane = make_lane(method=method, target={"accepts": (2, 0, 1)})
+    request = make_request(PROMPTS[0], 25)
+    sink = lane.answer(request)
+    assert sink.token_ids == reference(request)
+    # One token at the prompt, then 3 + 1 + 2 by turns from trees of 7.
+    assert [len(update.token_ids) for update in sink.updates] == [1, *[3, 1, 2] * 4]
+    stats = sink.last.stats
+    assert (stats.num_steps, stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens) == (13, 12, 84, 12)
+    assert stats.source == "measured"
+
+
+@pytest.mark.parametrize("method", [Method.MEDUSA, Method.EAGLE, Method.REDRAFTER])
+def test_acceptance_ends_with_the_output(make_lane: LaneFactory, reference: Reference, method: Method) -> None:
+    """At every end, by id or by text, steps and accepted tokens make up the output."""
+    lane = make_lane(method=method, target={"accepts": (2, 0, 1)})
+    free = reference(make_request(PROMPTS[0], 14))
+    for index in range(14):
+        by_id = lane.answer(make_request(PROMPTS[0], 14, stop_ids=end_ids(free, index)))
+        by_text = lane.answer(make_request(PROMPTS[0], 14), RecordingSink(stop_text=tuple(free[: index + 1])))
+        assert by_text.token_ids == free[: index + 1]
+        for sink in (by_id, by_text):
+            stats = sink.last.stats
+            assert stats.num_steps is not None
+            assert stats.num_accepted_tokens <= len(sink.token_ids) - stats.num_steps
+            assert stats.num_draft_tokens == 7 * stats.num_drafts
+        assert by_id.token_ids == reference(make_request(PROMPTS[0], 14, stop_ids=end_ids(free, index)))
+        assert by_id.last.finish_reason == "stop"
+
+
+def test_a_stop_the_engine_was_too_early_for_is_sent_again(make_lane: LaneFactory) -> None:
+    """The client goes between the call and the moment the engine knows the request."""
+    is_called, is_known = threading.Event(), threading.Event()
+
+    def script(call: Call) -> Answers | None:
+        if "stop" in call.tensors:
+            stops.append(call)
+            return None if is_known.is_set() else [{}]
+        is_called.set()
+        assert is_known.wait(10)
+        return None
+
+    stops: list[Call] = []
+    lane = make_lane(method=Method.EAGLE, target={"step_s": 0.05}, wrap=lambda caller: ScriptedCaller(caller, script))
+    sink = lane.start(make_request(PROMPTS[0], 100))
+    assert is_called.wait(10)
+    sink.is_gone = True
+    deadline = time.monotonic() + 10
+    while not stops:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    is_known.set()
+    assert sink.done.wait(3)  # 100 steps would take 5 s
+    assert sink.last.finish_reason == "cancelled"
+    assert len(stops) >= 2
+    lane.assert_idle()
+
+
+@pytest.mark.parametrize("method", [Method.DRAFT_MODEL, Method.EAGLE])
+def test_a_request_after_closing_is_told_so(make_lane: LaneFactory, method: Method) -> None:
+    lane = make_lane(method=method)
+    lane.adapter.close()
+    sink = lane.answer(make_request(PROMPTS[0], 3))
+    assert sink.error == "the server is shutting down"
+    assert (lane.adapter.num_in_flight, lane.adapter.num_slots_in_use) == (0, 0)
+
+
+@pytest.mark.parametrize("text", ['{"vocab_size": null}', "{}", "[]", "{"])
+@pytest.mark.parametrize("folder", ["target", "draft"])
+def test_a_config_without_a_vocabulary_does_not_load(
+    tmp_path: Path, checkpoints: dict[str, Path], text: str, folder: str
+) -> None:
+    engines = (engine_record(EngineModel.TARGET, max_draft_len=K), engine_record(EngineModel.DRAFT))
+    build = write_engine_build(
+        tmp_path, engine_config(), target=checkpoints["target"], draft=checkpoints["draft"], engines=engines
+    )
+    file = tmp_path / build.build_id / folder / "config.json"
+    file.write_text(text)
+    with pytest.raises(SpecDeployError, match=f"^{file}: vocab_size cannot be read"):
+        TrtllmEngineAdapter(build, tmp_path, StandInCaller({}))
 
 
 @pytest.mark.parametrize("k", [0, None])
