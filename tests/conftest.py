@@ -1,5 +1,6 @@
 """Fixtures that more than one folder of tests uses."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,3 +15,10 @@ def shipped_hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for repo_id, write in WRITERS.items():
         put_on_hub(cache, repo_id, write)
     return cache
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _hears_signals() -> None:
+    """What a shell runs in the background, or under nohup, starts deaf to them; tests that send them would wait."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
