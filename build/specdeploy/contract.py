@@ -98,7 +98,7 @@ def unsupported_reason(lane: Lane, method: Method) -> str | None:
     if (lane, method) in SUPPORTED:
         return None
     usable = sorted(str(m) for (supported_lane, m) in SUPPORTED if supported_lane is lane)
-    here = f"lane {lane} serves {', '.join(usable)}" if usable else f"lane {lane} cannot be built by this version"
+    here = f"lane {lane} serves {', '.join(usable)}"
     if (lane, method) in PLANNED:
         return f"method {method} is part of lane {lane} but not built yet in this version ({here})"
     return f"lane {lane} has no method {method} ({here})"
