@@ -1,10 +1,12 @@
 """The routing table: which instance, which reason, which refusal."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from packaging.version import Version
 
+from helpers import serving_requests
 from specdeploy.contract import DeploymentPlan, DraftLenRange, Method, SegmentPlan
 from specdeploy.errors import RequestError
 from specdeploy.runtime.request import SamplingParams
@@ -41,24 +43,10 @@ def setup(version: str, *, guided: str | None = "xgrammar", speculation: dict[st
 
 
 def make_request(**changes: Any) -> ServingRequest:
+    """A streaming request; `sampling` are fields of SamplingParams."""
     sampling = SamplingParams(**changes.pop("sampling", {}))
-    values: dict[str, Any] = {
-        "prompt": "abc",
-        "prompt_ids": (1, 2, 3),
-        "max_tokens": 10,
-        "sampling": sampling,
-        "stop_ids": frozenset({0}),
-        "stop_strings": (),
-        "num_draft_tokens": None,
-        "segment": "",
-        "stream": True,
-        "exclude_input": True,
-        "wants_log_probs": False,
-        "wants_perf_metrics": False,
-        "wants_input_count": False,
-        "wants_output_count": False,
-    }
-    return ServingRequest(**(values | changes))
+    values: dict[str, Any] = {"prompt": "abc", "stream": True, "sampling": sampling, "stop_ids": frozenset({0})}
+    return replace(serving_requests.make_request((1, 2, 3), 10), **(values | changes))
 
 
 def place(

@@ -1,12 +1,13 @@
 """What a request becomes in TensorRT-LLM's words, and what is refused by name."""
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from helpers import fake_llm
+from helpers import fake_llm, serving_requests
 from specdeploy.errors import RequestError
 from specdeploy.runtime.request import SamplingParams
 from specdeploy.serving.adapters.llmapi_request import (
@@ -27,24 +28,10 @@ ALWAYS = {
 
 
 def make_request(**changes: Any) -> ServingRequest:
+    """A streaming request; `sampling` are fields of SamplingParams."""
     sampling = SamplingParams(**changes.pop("sampling", {}))
-    values: dict[str, Any] = {
-        "prompt": "abc",
-        "prompt_ids": (1, 2, 3),
-        "max_tokens": 10,
-        "sampling": sampling,
-        "stop_ids": frozenset(),
-        "stop_strings": (),
-        "num_draft_tokens": None,
-        "segment": "",
-        "stream": True,
-        "exclude_input": True,
-        "wants_log_probs": False,
-        "wants_perf_metrics": False,
-        "wants_input_count": False,
-        "wants_output_count": False,
-    }
-    return ServingRequest(**(values | changes))
+    values: dict[str, Any] = {"prompt": "abc", "stream": True, "sampling": sampling}
+    return replace(serving_requests.make_request((1, 2, 3), 10), **(values | changes))
 
 
 def arguments_of(**changes: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 
-from helpers import fake_llm
+from helpers import fake_llm, serving_requests
 from helpers.fake_llm import Behaviour
 from helpers.tiny_checkpoint import EOS_ID, make_checkpoint
 from specdeploy.builders import trtllm_probe, trtllm_warmup
@@ -162,24 +163,9 @@ def start(monkeypatch: pytest.MonkeyPatch, engines_root: Path) -> Iterator[Start
         adapter.close()
 
 
-def make_request(*prompt_ids: int, sampling: SamplingParams | None = None, **changes: Any) -> ServingRequest:
-    values: dict[str, Any] = {
-        "prompt": "",
-        "prompt_ids": prompt_ids or (10,),
-        "max_tokens": 12,
-        "sampling": sampling or SamplingParams(),
-        "stop_ids": frozenset(),
-        "stop_strings": (),
-        "num_draft_tokens": None,
-        "segment": "",
-        "stream": True,
-        "exclude_input": True,
-        "wants_log_probs": False,
-        "wants_perf_metrics": False,
-        "wants_input_count": False,
-        "wants_output_count": False,
-    }
-    return ServingRequest(**(values | changes))
+def make_request(*prompt_ids: int, **changes: Any) -> ServingRequest:
+    """A streaming request, greedy unless `sampling` says otherwise."""
+    return replace(serving_requests.make_request(prompt_ids or (10,)), **({"stream": True} | changes))
 
 
 def answer(adapter: Adapter, request: ServingRequest, sink: RecordingSink | None = None) -> RecordingSink:
