@@ -16,7 +16,8 @@ import torch
 from scipy import stats
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from specdeploy.runtime.model import TORCH_DTYPES, DecoderModel, Span
+from specdeploy.runtime.attention import Span
+from specdeploy.runtime.model import TORCH_DTYPES, DecoderModel
 
 CONTEXT = 256
 SIZES = [(1, 1), (1, 3), (1, 5), (4, 1), (4, 5), (8, 1), (8, 5)]  # rows, tokens per row

@@ -175,13 +175,14 @@ def _check_trimmed_loads(folder: Path) -> tuple[BuildCheck, ...]:
     """transformers has no model with fewer logits than tokens: the runtime that will serve it loads it instead."""
     import torch
 
-    from specdeploy.runtime.model import DecoderModel, Span
+    from specdeploy.runtime.attention import Span
+    from specdeploy.runtime.model import DecoderModel
 
     model = DecoderModel(folder, dtype=torch.bfloat16, device=torch.device("cpu"), max_seq_len=_PROMPT_TOKENS)
     if model.target_ids is None:
         raise BuildError(f"step load draft: {folder} states draft_vocab_size but holds no d2t. Trim the draft again")
     ids = [index * model.vocab_size // _PROMPT_TOKENS for index in range(_PROMPT_TOKENS)]
-    logits = model.forward(ids, [Span(0, len(ids), 0, 0)], list(range(len(ids))), model.new_cache(1))  # [T, n]
+    logits = model.forward(ids, [Span(0, len(ids), 0, 0)], list(range(len(ids))), model.new_cache(1)).logits  # [T, n]
     if not torch.isfinite(logits).all():
         raise BuildError("step load draft: logits are not finite: the weights are damaged or of another architecture")
     detail = f"{logits.shape[1]} of {model.vocab_size} tokens, logits finite over {len(ids)} tokens"

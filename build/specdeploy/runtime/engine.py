@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 import torch
 
 from specdeploy.errors import RequestError
+from specdeploy.runtime.attention import Span
 from specdeploy.runtime.drafters.base import Drafter, DraftRow
-from specdeploy.runtime.model import DecoderModel, Span
+from specdeploy.runtime.model import DecoderModel
 from specdeploy.runtime.request import FinishReason, GenerationRequest, RequestStats, RowUpdate
 from specdeploy.runtime.sampling import adjusted_logits, choose_token
 from specdeploy.runtime.verify import Verification, verify
@@ -157,8 +158,8 @@ class Engine:
         if not self._rows:
             return []
         batch = self._pack(self._draft())
-        logits = self._model.forward(batch.token_ids, batch.spans, batch.logit_positions, self._cache)
-        return self._commit(batch, logits[:, : self._num_token_ids])
+        output = self._model.forward(batch.token_ids, batch.spans, batch.logit_positions, self._cache)
+        return self._commit(batch, output.logits[:, : self._num_token_ids])
 
     def _admit(self) -> None:
         while self._waiting and self._cache.num_free:

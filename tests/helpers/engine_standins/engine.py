@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from helpers.engine_standins.decoder import DECODERS, Choice, adjusted, choose
-from specdeploy.runtime.model import DecoderModel, Span
+from specdeploy.runtime.attention import Span
+from specdeploy.runtime.model import DecoderModel
 from specdeploy.trtllm.facts import TritonTensor, triton_model
 
 Array = np.ndarray[Any, Any]
@@ -238,7 +239,7 @@ class StandInEngine:
                 [Span(0, len(fresh), self._slot, cached)],
                 list(range(len(fresh) - len(draft) - 1, len(fresh))),
                 self._cache,
-            )
+            ).logits
             before = len(generation.output)
             cached = len(text) + self._commit(generation, draft, logits)
             if generation.draft or len(generation.output) >= generation.asked:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+from specdeploy.runtime.attention import Span
 from specdeploy.runtime.drafters.base import DraftRow
-from specdeploy.runtime.model import DecoderModel, Span
+from specdeploy.runtime.model import DecoderModel
 
 
 class DraftModelDrafter:
@@ -81,7 +82,7 @@ class DraftModelDrafter:
             spans.append(Span(len(token_ids), len(token_ids) + len(tokens), rows[index].slot, len(cached)))
             token_ids.extend(tokens)
             cached.extend(tokens)
-        logits = self._model.forward(token_ids, spans, [span.end - 1 for span in spans], self._cache)
+        logits = self._model.forward(token_ids, spans, [span.end - 1 for span in spans], self._cache).logits
         if self._model.target_ids is None:
             return torch.argmax(logits[:, : self._num_token_ids], dim=-1).tolist()
         return self._model.target_ids[torch.argmax(logits, dim=-1)].tolist()  # a trimmed lm_head has no padding rows

@@ -9,7 +9,8 @@ import torch
 
 from helpers.tiny_checkpoint import make_checkpoint
 from specdeploy.errors import CheckpointError
-from specdeploy.runtime.model import SUPPORTED_ARCHITECTURES, DecoderModel, Span
+from specdeploy.runtime.attention import Span
+from specdeploy.runtime.model import SUPPORTED_ARCHITECTURES, DecoderModel
 
 TOKENS = [5, 17, 200, 31, 8, 99, 120, 7, 64, 300, 12, 13]
 
@@ -55,32 +56,35 @@ def test_logits_equal_transformers(tmp_path: Path, architecture: str, overrides:
     folder = make_checkpoint(tmp_path, architecture=architecture, **overrides)
     model = load(folder)
     cache = model.new_cache(3)
-    first = model.forward(TOKENS[:7], [Span(0, 7, 1, 0)], range(7), cache)
-    second = model.forward(TOKENS[7:], [Span(0, 5, 1, 7)], range(5), cache)
+    first = model.forward(TOKENS[:7], [Span(0, 7, 1, 0)], range(7), cache).logits
+    second = model.forward(TOKENS[7:], [Span(0, 5, 1, 7)], range(5), cache).logits
     torch.testing.assert_close(torch.cat((first, second)), reference_logits(folder, TOKENS), atol=2e-4, rtol=1e-4)
 
 
 def test_rows_at_different_lengths_share_a_pass_without_touching_each_other(target: DecoderModel) -> None:
     alone, together = target.new_cache(4), target.new_cache(4)
     expected = [
-        target.forward(TOKENS[:9], [Span(0, 9, 0, 0)], [8], alone),
-        target.forward(TOKENS[3:5], [Span(0, 2, 2, 0)], [1], alone),
-        target.forward(TOKENS[5:11], [Span(0, 6, 3, 0)], [5], alone),
+        target.forward(TOKENS[:9], [Span(0, 9, 0, 0)], [8], alone).logits,
+        target.forward(TOKENS[3:5], [Span(0, 2, 2, 0)], [1], alone).logits,
+        target.forward(TOKENS[5:11], [Span(0, 6, 3, 0)], [5], alone).logits,
     ]
     tokens = TOKENS[:9] + TOKENS[3:5] + TOKENS[5:11]
     spans = [Span(0, 9, 3, 0), Span(9, 11, 1, 0), Span(11, 17, 0, 0)]
-    actual = target.forward(tokens, spans, [8, 10, 16], together)
+    actual = target.forward(tokens, spans, [8, 10, 16], together).logits
     torch.testing.assert_close(actual, torch.cat(expected), atol=1e-5, rtol=1e-5)
 
 
 def test_no_logits_wanted_gives_an_empty_table(target: DecoderModel) -> None:
-    assert target.forward(TOKENS[:3], [Span(0, 3, 0, 0)], [], target.new_cache(1)).shape == (0, target.vocab_size)
+    assert target.forward(TOKENS[:3], [Span(0, 3, 0, 0)], [], target.new_cache(1)).logits.shape == (
+        0,
+        target.vocab_size,
+    )
 
 
 def test_bfloat16_agrees_roughly(target_folder: Path, target: DecoderModel) -> None:
     low = load(target_folder, torch.bfloat16)
-    exact = target.forward(TOKENS, [Span(0, 12, 0, 0)], range(12), target.new_cache(1))
-    rounded = low.forward(TOKENS, [Span(0, 12, 0, 0)], range(12), low.new_cache(1))
+    exact = target.forward(TOKENS, [Span(0, 12, 0, 0)], range(12), target.new_cache(1)).logits
+    rounded = low.forward(TOKENS, [Span(0, 12, 0, 0)], range(12), low.new_cache(1)).logits
     assert torch.cosine_similarity(exact, rounded.float(), dim=1).min() > 0.99
 
 
@@ -108,7 +112,7 @@ def test_yarn_extends_the_context_and_equals_transformers(tmp_path: Path) -> Non
     rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
     folder = make_checkpoint(tmp_path, rope_parameters=rope, max_positions=16)
     model = load(folder, max_seq_len=64)
-    logits = model.forward(TOKENS * 2, [Span(0, 24, 0, 0)], range(24), model.new_cache(1))
+    logits = model.forward(TOKENS * 2, [Span(0, 24, 0, 0)], range(24), model.new_cache(1)).logits
     torch.testing.assert_close(logits, reference_logits(folder, TOKENS * 2), atol=2e-4, rtol=1e-4)
     with pytest.raises(CheckpointError, match="max_position_embeddings: 64 is below"):
         load(folder, max_seq_len=65)

@@ -9,9 +9,10 @@ from safetensors.torch import load_file, save_file
 from helpers.tiny_checkpoint import EOS_ID
 from specdeploy.checkpoint.trim import trim_vocabulary
 from specdeploy.errors import CheckpointError
+from specdeploy.runtime.attention import Span
 from specdeploy.runtime.drafters import DraftModelDrafter, DraftRow
 from specdeploy.runtime.engine import Engine
-from specdeploy.runtime.model import DecoderModel, Span
+from specdeploy.runtime.model import DecoderModel
 from specdeploy.runtime.request import GenerationRequest
 
 MAX_SEQ_LEN = 96
@@ -66,8 +67,8 @@ def generate(target: DecoderModel, drafter: DraftModelDrafter | None) -> tuple[l
 
 def test_logits_are_the_kept_rows_of_the_whole_head(target: DecoderModel, trimmed: DecoderModel) -> None:
     prompt = PROMPTS[0]
-    whole = target.forward(prompt, [Span(0, 4, 0, 0)], [3], target.new_cache(1))  # [1, V]
-    some = trimmed.forward(prompt, [Span(0, 4, 0, 0)], [3], trimmed.new_cache(1))  # [1, n]
+    whole = target.forward(prompt, [Span(0, 4, 0, 0)], [3], target.new_cache(1)).logits  # [1, V]
+    some = trimmed.forward(prompt, [Span(0, 4, 0, 0)], [3], trimmed.new_cache(1)).logits  # [1, n]
 
     assert trimmed.target_ids is not None
     torch.testing.assert_close(some, whole[:, trimmed.target_ids])

@@ -2,14 +2,15 @@
 
 import torch
 
+from specdeploy.runtime.attention import Span
 from specdeploy.runtime.drafters import DraftModelDrafter, DraftRow
-from specdeploy.runtime.model import DecoderModel, Span
+from specdeploy.runtime.model import DecoderModel
 
 
 def greedy(model: DecoderModel, token_ids: list[int], length: int) -> list[int]:
     tokens = list(token_ids)
     for _ in range(length):
-        logits = model.forward(tokens, [Span(0, len(tokens), 0, 0)], [len(tokens) - 1], model.new_cache(1))
+        logits = model.forward(tokens, [Span(0, len(tokens), 0, 0)], [len(tokens) - 1], model.new_cache(1)).logits
         tokens.append(int(torch.argmax(logits)))
     return tokens[len(token_ids) :]
 
