@@ -4,10 +4,12 @@ Grouped-query attention is computed with the G = Q/KV query heads of a key/value
 queries [B, KV, T*G, D] against keys [B, KV, L, D]. That needs no copy of the keys and, on a CPU in bfloat16, a
 fifth of the time of the same product with broadcast heads (docs/benchmarks.md).
 
-Rows with few tokens and short contexts are gathered into one padded call, because a call per row and layer costs more
-than the copy; the others get a call each and read their keys in place.
+Rows with few tokens and similar contexts share one padded call, because a call per row and layer costs more than the
+padding. Where their slots lie at equal distances the keys are read in place; otherwise short contexts are copied
+together, and long ones get a call each. Padded positions are masked; the cache is zeroed once so that they are finite.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,9 +18,12 @@ import torch.nn.functional as F
 
 from specdeploy.runtime.kv_cache import KvCache
 
-# A gathered row copies its context once per layer; beyond this many tokens that costs more than a call of its own.
-_GATHER_MAX_CONTEXT = 1024
-_GATHER_MAX_TOKENS = 64
+# Rows with more tokens than this in a step (prompts) keep the processor busy on their own.
+_SHARED_MAX_TOKENS = 32
+# A copied row moves its context once per layer; beyond this many tokens that costs more than a call of its own.
+_COPY_MAX_CONTEXT = 512
+# Slots between those of the rows are computed for nothing when they are read in place.
+_MAX_IDLE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +57,37 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
-    """Rows of one kernel call. `rows` are flat token positions [B*T] (None: the slice `start:end`), `kept` picks the
-    real ones of the padded output (None: all), `context` gathers keys [B*L] (None: the slice `first:last`)."""
+class _Context:
+    """Where the keys of B rows lie: `length` positions each, `stride` apart from `first` on, or at `index` [B*L]."""
 
-    num_rows: int
+    first: int
+    length: int
+    num_rows: int = 1
+    stride: int = 0
+    index: torch.Tensor | None = None
+
+    def read(self, cached: torch.Tensor) -> torch.Tensor:
+        """cached [positions, KV, D] -> [B, KV, L, D]; a view unless the rows had to be gathered."""
+        _, heads, dim = cached.shape
+        if self.index is not None:
+            return cached.index_select(0, self.index).view(self.num_rows, -1, heads, dim).transpose(1, 2)
+        width = heads * dim
+        return cached.as_strided(
+            (self.num_rows, heads, self.length, dim), (self.stride * width, dim, width, 1), self.first * width
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Rows of one kernel call. `tokens` are flat token positions [B*T] (None: the slice `start:end`), `kept` picks the
+    real ones of the padded output (None: all)."""
+
     start: int
     end: int
-    rows: torch.Tensor | None
-    kept: torch.Tensor | None
-    context: torch.Tensor | None
-    first: int
-    last: int
+    context: _Context
     mask: torch.Tensor | None  # [B, 1, T*G, L] additive
+    tokens: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
 
 
 class StepAttention:
@@ -82,17 +105,12 @@ class StepAttention:
     ) -> None:
         self._kv_heads, self._group_size = num_kv_heads, num_heads // num_kv_heads
         self._dtype, self._device = dtype, device
-        gathered = [
-            span
-            for span in spans
-            if span.num_tokens <= _GATHER_MAX_TOKENS and span.cached_len + span.num_tokens <= _GATHER_MAX_CONTEXT
-        ]
-        if len(gathered) < 2:
-            gathered = []
-        alone = [span for span in spans if not gathered or span not in gathered]
+        shared = [span for span in spans if span.num_tokens <= _SHARED_MAX_TOKENS]
+        context = self._shared_context(shared, cache) if len(shared) > 1 else None
+        alone = spans if context is None else [span for span in spans if span.num_tokens > _SHARED_MAX_TOKENS]
         self._groups = [self._single(span, cache) for span in alone]
-        if gathered:
-            self._groups.append(self._batch(gathered, cache))
+        if context is not None:
+            self._groups.append(self._batch(shared, context, cache))
         self.positions = torch.tensor(
             [span.cached_len + depth for span in spans for depth in span.depths()], dtype=torch.long, device=device
         )  # [N] rotary positions
@@ -109,73 +127,84 @@ class StepAttention:
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """queries [N, Q, D]; keys, values: one layer of the cache [positions, KV, D]. Returns [N, Q*D]."""
         num_tokens, num_heads, dim = queries.shape
-        if len(self._groups) == 1 and self._groups[0].rows is None:
+        if len(self._groups) == 1 and self._groups[0].tokens is None:
             return self._attend(self._groups[0], queries, keys, values)
         mixed = queries.new_empty(num_tokens, num_heads * dim)
         for group in self._groups:
             out = self._attend(group, queries, keys, values)
-            if group.rows is None:
+            if group.tokens is None:
                 mixed[group.start : group.end] = out
             elif group.kept is None:
-                mixed.index_copy_(0, group.rows, out)
+                mixed.index_copy_(0, group.tokens, out)
             else:
-                mixed.index_copy_(0, group.rows.index_select(0, group.kept), out.index_select(0, group.kept))
+                mixed.index_copy_(0, group.tokens.index_select(0, group.kept), out.index_select(0, group.kept))
         return mixed
 
     def _attend(self, group: _Group, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         kv_heads, group_size, dim = self._kv_heads, self._group_size, queries.shape[-1]
-        rows = queries[group.start : group.end] if group.rows is None else queries.index_select(0, group.rows)
-        batch = group.num_rows
+        batch = group.context.num_rows
+        rows = queries[group.start : group.end] if group.tokens is None else queries.index_select(0, group.tokens)
         # [B, T, KV, G, D] -> [B, KV, T*G, D]
         stacked = rows.view(batch, -1, kv_heads, group_size, dim).transpose(1, 2).reshape(batch, kv_heads, -1, dim)
-        if group.context is None:
-            k, v = keys[group.first : group.last].unsqueeze(0), values[group.first : group.last].unsqueeze(0)
-        else:
-            k = keys.index_select(0, group.context).view(batch, -1, kv_heads, dim)
-            v = values.index_select(0, group.context).view(batch, -1, kv_heads, dim)
-        out = F.scaled_dot_product_attention(stacked, k.transpose(1, 2), v.transpose(1, 2), group.mask)
+        out = F.scaled_dot_product_attention(stacked, group.context.read(keys), group.context.read(values), group.mask)
         return out.view(batch, kv_heads, -1, group_size, dim).transpose(1, 2).reshape(-1, kv_heads * group_size * dim)
 
     def _single(self, span: Span, cache: KvCache) -> _Group:
-        context = span.cached_len + span.num_tokens
+        length = span.cached_len + span.num_tokens
         mask = None
         if span.num_tokens > 1:
-            mask = self._mask(span, span.num_tokens, context).repeat_interleave(self._group_size, dim=0)[None, None]
-        begin = cache.start_of(span.slot)
-        return _Group(1, span.start, span.end, None, None, None, begin, begin + context, mask)
+            mask = self._mask(span, length).repeat_interleave(self._group_size, dim=0)[None, None]
+        return _Group(span.start, span.end, _Context(cache.start_of(span.slot), length), mask)
 
-    def _batch(self, spans: Sequence[Span], cache: KvCache) -> _Group:
-        most = max(span.num_tokens for span in spans)
+    def _shared_context(self, spans: list[Span], cache: KvCache) -> _Context | None:
+        """How the rows can share a call; sorts them by place. None: each has a call of its own."""
+        spans.sort(key=lambda span: cache.start_of(span.slot))
+        starts = [cache.start_of(span.slot) for span in spans]
         longest = max(span.cached_len + span.num_tokens for span in spans)
-        rows, kept, context = [], [], []
-        mask = torch.zeros(len(spans), most, longest, dtype=self._dtype, device=self._device)
+        stride = math.gcd(*(start - starts[0] for start in starts[1:]))
+        count = (starts[-1] - starts[0]) // stride + 1
+        fits = longest <= stride and starts[-1] + longest <= cache.num_positions
+        if fits and count - len(spans) <= _MAX_IDLE_SHARE * len(spans):
+            return _Context(starts[0], longest, count, stride)
+        if longest > _COPY_MAX_CONTEXT:
+            return None
         steps = torch.arange(longest, device=self._device)
+        index = torch.cat(
+            [
+                start + steps.clamp(max=span.cached_len + span.num_tokens - 1)
+                for start, span in zip(starts, spans, strict=True)
+            ]
+        )
+        return _Context(0, longest, len(spans), index=index)
+
+    def _batch(self, spans: Sequence[Span], context: _Context, cache: KvCache) -> _Group:
+        most = max(span.num_tokens for span in spans)
+        tokens = [spans[0].start] * (context.num_rows * most)  # padding repeats a real token
+        kept = []
+        mask = torch.zeros(context.num_rows, most, context.length, dtype=self._dtype, device=self._device)
         for index, span in enumerate(spans):
-            # Padding repeats a real token: memory of positions never written could hold NaN.
-            rows += [min(span.start + offset, span.end - 1) for offset in range(most)]
-            kept += [index * most + offset for offset in range(span.num_tokens)]
+            row = index if context.index is not None else (cache.start_of(span.slot) - context.first) // context.stride
+            places = range(row * most, row * most + span.num_tokens)
+            tokens[places.start : places.stop] = range(span.start, span.end)
+            kept += places
             length = span.cached_len + span.num_tokens
-            context.append(cache.start_of(span.slot) + steps.clamp(max=length - 1))
-            mask[index, :, length:] = float("-inf")
+            mask[row, :, length:] = float("-inf")
             if span.num_tokens > 1:
-                mask[index, : span.num_tokens, :length] = self._mask(span, span.num_tokens, length)
-        is_padded = len(kept) < len(rows)
-        is_slice = not is_padded and rows == list(range(rows[0], rows[0] + len(rows)))
+                mask[row, : span.num_tokens, :length] = self._mask(span, length)
+        is_padded = len(kept) < len(tokens)
+        is_slice = not is_padded and tokens == list(range(tokens[0], tokens[0] + len(tokens)))
         return _Group(
-            num_rows=len(spans),
-            start=rows[0],
-            end=rows[-1] + 1,
-            rows=None if is_slice else torch.tensor(rows, device=self._device),
-            kept=torch.tensor(kept, device=self._device) if is_padded else None,
-            context=torch.cat(context),
-            first=0,
-            last=0,
+            start=tokens[0],
+            end=tokens[0] + len(tokens),
+            context=context,
             mask=mask.repeat_interleave(self._group_size, dim=1).unsqueeze(1),
+            tokens=None if is_slice else torch.tensor(tokens, device=self._device),
+            kept=torch.tensor(kept, device=self._device) if is_padded else None,
         )
 
-    def _mask(self, span: Span, num_tokens: int, context: int) -> torch.Tensor:
-        """Additive [T, context]: 0 where a token of the span may look."""
-        mask = torch.full((num_tokens, context), float("-inf"), dtype=self._dtype, device=self._device)
+    def _mask(self, span: Span, length: int) -> torch.Tensor:
+        """Additive [T, length]: 0 where a token of the span may look."""
+        mask = torch.full((span.num_tokens, length), float("-inf"), dtype=self._dtype, device=self._device)
         if span.parents is None:
             return mask.triu_(diagonal=span.cached_len + 1)
         mask[:, : span.cached_len] = 0.0

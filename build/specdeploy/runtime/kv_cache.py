@@ -2,7 +2,8 @@
 
 A row owns its slot from admission to the end and its length is the row's own number, so rows of one batch may be at
 any lengths and nothing moves when a neighbour joins or leaves. Rejected draft tokens need no clean-up: the length
-does not advance over them and the next step overwrites them. On Linux untouched positions cost no memory.
+does not advance over them and the next step overwrites them. Memory is zeroed, so that positions nobody wrote hold
+finite numbers; on Linux untouched positions still cost none.
 """
 
 import torch
@@ -25,9 +26,14 @@ class KvCache:
         shape = (num_slots * max_seq_len, num_kv_heads, head_dim)
         self.num_slots = num_slots
         self.max_seq_len = max_seq_len
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self._free = list(range(num_slots - 1, -1, -1))
+
+    @property
+    def num_positions(self) -> int:
+        """Positions of one layer over all slots."""
+        return self.num_slots * self.max_seq_len
 
     @property
     def num_free(self) -> int:

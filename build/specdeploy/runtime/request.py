@@ -1,9 +1,11 @@
 """What a request asks of the engine, and what one step gives back."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Protocol
+
+import torch
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -15,6 +17,9 @@ class SamplingParams:
     `repetition_penalty` counts prompt and output (Keskar et al. 2019); `presence_penalty` and `frequency_penalty`
     count the output only. `bad_words` are token sequences that must not be completed. Stop ids cannot be chosen
     before `min_tokens` output tokens exist.
+
+    `has_own_seed`: the client named the seed, so the text must depend on it alone and not on what was drafted: drafts
+    then are definite guesses. Without it sampled drafts are verified by the ratio rule, which accepts more of them.
     """
 
     temperature: float = 0.0
@@ -28,6 +33,7 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
     seed: int = 0
+    has_own_seed: bool = True
 
     @property
     def is_greedy(self) -> bool:
@@ -47,12 +53,31 @@ class SamplingParams:
         )
 
 
+class GuidedOutput(Protocol):
+    """A grammar at one place of one request's output."""
+
+    def mask_logits(self, logits: torch.Tensor) -> None:
+        """Set the logits [V] of tokens that may not come next to -inf, in place; nothing while it is not active."""
+
+    def accept(self, token_id: int) -> None:
+        """One more output token. It was allowed by `mask_logits`."""
+
+    def legal_draft(self, token_ids: Sequence[int], parents: Sequence[int] | None) -> list[int]:
+        """Which draft tokens could be emitted: indices, in order, of those that are legal after the text and their
+        ancestors. Leaves the state as it was."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing but the end may follow."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt to continue.
 
     `draft_len` gives K for a number of in-flight requests (0 = do not draft). `ends_with_stop_string` is told every
-    output token in order and answers whether the text now ends with a stop string; it owns its own state.
+    output token in order and answers whether the text now ends with a stop string; it owns its own state. `guided`
+    constrains the output; it too is told every output token in order.
     """
 
     request_id: str
@@ -63,6 +88,7 @@ class GenerationRequest:
     draft_len: Callable[[int], int] = lambda in_flight: 0  # noqa: ARG005 - the signature is the contract
     ends_with_stop_string: Callable[[int], bool] | None = None
     wants_log_probs: bool = False
+    guided: GuidedOutput | None = None
 
 
 @dataclass(slots=True)
