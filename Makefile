@@ -19,14 +19,16 @@ export PIP_NO_INPUT := 1
 
 # Folders are named build, client, engines, configs and tests: every target must be phony or make finds it up to date.
 .PHONY: help install format check test test-fast golden schema lock clean
+.PHONY: gpu-check
+.PHONY: bench-engine bench-peers soak
 .PHONY: inspect trim-vocab engines verify-manifest repo serve stop status query smoke bench verify gate report demo
 
 help: ## Print the targets
 	@echo "make <target> [DEPLOYMENT=$(DEPLOYMENT)] [PROMPT=\"...\"] [ARGS=\"...\"]"
 	grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 18
 
-demo: $(STAMP) ## The whole path: build, serve, query and measure the demo, then one row in bf16, then the report
-	@served=
+demo: $(STAMP) ## The whole path for the demo, then a row per drafting method in bf16: build, serve, measure, report
+	@served= also=()
 	stop_served() { if [ -n "$$served" ]; then $(BIN)/specdeploy stop "$$served" || true; served=; fi; }
 	trap stop_served EXIT
 	trap 'exit 130' INT
@@ -36,8 +38,12 @@ demo: $(STAMP) ## The whole path: build, serve, query and measure the demo, then
 		$(BIN)/specdeploy-client smoke --deployment "$$1" --budget "$$2" || code=$$?
 		[ "$$code" -le 2 ] || return "$$code"
 	}
-	for row in demo:quick demo-bf16:row; do
+	for row in demo:quick demo-bf16:row demo-draft-model:row demo-eagle3:row; do
 		name=$${row%%:*} budget=$${row##*:}
+		draft=$$(sed -nE 's/^ +checkpoint: (\.\.\/drafts\/[^ #]+).*/\1/p' "configs/deployments/$$name.yaml")
+		if [ -n "$$draft" ] && [ ! -d "configs/deployments/$$draft" ]; then
+			echo "== $$name: skipped, its draft configs/$${draft#../} is not there"; continue
+		fi
 		if $(BIN)/specdeploy status "$$name" >/dev/null; then # not ours to measure on, and not ours to stop
 			echo "$$name is being served already: make stop DEPLOYMENT=$$name, then make demo" >&2; exit 1
 		fi
@@ -46,12 +52,14 @@ demo: $(STAMP) ## The whole path: build, serve, query and measure the demo, then
 		echo "== $$name: serve"; $(BIN)/specdeploy serve "$$name"; served=$$name # a start that fails cleans up itself
 		if [ "$$name" = demo ]; then
 			echo "== $$name: query"; $(BIN)/specdeploy-client query --deployment "$$name" -- "$$SPECDEPLOY_PROMPT"
+		else
+			also+=(--also "artifacts/$$name")
 		fi
 		echo "== $$name: smoke ($$budget)"; run_smoke "$$name" "$$budget"
 		echo "== $$name: stop"; stop_served
 	done
 	echo "== report"
-	$(BIN)/specdeploy-client report --deployment demo --also artifacts/demo-bf16
+	$(BIN)/specdeploy-client report --deployment demo "$${also[@]}"
 
 inspect: $(STAMP) ## Prove from files that the draft of DEPLOYMENT fits its target, or ARGS="--target DIR --draft DIR"
 	@$(BIN)/specdeploy inspect $(if $(findstring --target,$(ARGS)),,$(DEPLOYMENT)) $(ARGS)
@@ -114,6 +122,23 @@ test: $(STAMP) ## Run all tests
 test-fast: $(STAMP) ## Run the tests that start no server
 	@$(BIN)/pytest -q -m "not integration" $(ARGS)
 
+gpu-check: $(STAMP) ## Measure step times and check losslessness on this machine's NVIDIA GPU -> configs/hardware
+	@PYTHONPATH=tests $(BIN)/python -m gpu.gpu_check $(ARGS)
+
+bench-engine: $(STAMP) ## The embedded engine against transformers and against itself -> artifacts/bench-engine
+	@for name in demo demo-draft-model demo-eagle3; do # a draft that cannot be built is an arm that is skipped
+		$(BIN)/specdeploy build "$$name" || [ "$$name" != demo ]
+	done
+	$(BIN)/python benchmarks/engine/bench_engine.py $(ARGS)
+
+bench-peers: $(STAMP) ## The embedded engine beside vLLM's CPU build, in .venv-peers -> artifacts/bench-peers
+	@$(BIN)/specdeploy build demo
+	$(BIN)/python benchmarks/engine/bench_peers.py $(ARGS)
+
+soak: $(STAMP) ## 1,000 requests with cancellations through one engine: nothing lost, memory flat
+	@$(BIN)/specdeploy build demo
+	$(BIN)/python benchmarks/engine/soak.py $(ARGS)
+
 golden: $(STAMP) ## Rewrite the checked-in model repository of the demo and the golden files of the GPU deployments
 	@$(BIN)/specdeploy repo demo
 	SPECDEPLOY_REWRITE_GOLDEN=1 $(BIN)/pytest -q tests/golden
@@ -125,12 +150,13 @@ lock: $(STAMP) ## Rewrite requirements.lock from pyproject.toml
 	@tools=$$(mktemp -d); trap 'rm -rf "$$tools"' EXIT
 	$(BIN)/python -m pip install -qq --target "$$tools" "uv>=0.9"
 	# torch's own dependencies differ between its CUDA and CPU builds, so pip takes those from the build it finds.
+	# xgrammar is in requirements-wheels.lock, which is installed without dependencies.
 	{
 		echo "# Written by \`make lock\`: extras torch, serve and dev on Linux x86_64, Python 3.11 to 3.13."
 		echo "# torch's CUDA libraries are left out, so that a CPU build of the same version satisfies this file too."
 		"$$tools/bin/uv" pip compile pyproject.toml --extra torch --extra serve --extra dev --universal \
 			--python-version 3.11 --no-annotate --no-header --no-emit-index-url --no-emit-find-links --quiet |
-			grep -vE "^(nvidia-|cuda-|triton==)|sys_platform == '(win32|emscripten)'"
+			grep -vE "^(nvidia-|cuda-|triton==|xgrammar==|apache-tvm-ffi==)|sys_platform == '(win32|emscripten)'"
 	} > "$$tools/requirements.lock"
 	cp "$$tools/requirements.lock" requirements.lock
 
@@ -178,7 +204,7 @@ $(STAMP): pyproject.toml requirements.lock requirements-wheels.lock
 		$(BIN)/python -m pip install -qq --no-deps --no-binary numpy numpy==1.26.4 ||
 			echo "   not compiled: serving will refuse to start. Install a C++ compiler, or Python 3.11 or 3.12, and remove $(VENV)" >&2
 	fi
-	echo "== environment: Triton server and demo weights"
+	echo "== environment: Triton server, demo weights, guided decoding"
 	$(BIN)/python -m pip install -qq --no-compile --no-deps -r requirements-wheels.lock
 	echo "== environment: this project"
 	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .

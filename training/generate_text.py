@@ -2,22 +2,26 @@
 
     python training/generate_text.py TARGET_FOLDER --output TEXT_FOLDER --chat 4000 --library 4000
 
-Writes TEXT_FOLDER/part-NNNN.jsonl of 256 prompts each: {"family", "prompt_ids", "output_ids", "is_held_out"}. A part is
-written as a whole, so an interrupted run goes on where it stopped. Same folder, same numbers: same text (up to the
-rounding of bfloat16 between processors).
+Writes TEXT_FOLDER/<kind>-NNNN.jsonl of 256 prompts each, {"family", "prompt_ids", "output_ids", "is_held_out",
+"first_position"}, and beside it <kind>-NNNN.safetensors: the target's states that were seen on the way, `states`
+[tokens, 4*H] bfloat16, row after row, from `first_position` of its text to the last token that was read. A part
+is written as a whole, so an interrupted run goes on where it stopped. Same arguments: same text (up to the rounding of
+bfloat16 between processors). About 1 GB for a million tokens of text.
 """
 
 import argparse
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from prompts import USER_TURN_PREFIX, TrainingPrompt, standard_library_prompts
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+from specdeploy.runtime.drafters.base import Draft, DraftRow, Observation
 from specdeploy.runtime.engine import Engine
 from specdeploy.runtime.model import DecoderModel
 from specdeploy.runtime.request import GenerationRequest, SamplingParams
@@ -26,7 +30,46 @@ PART_SIZE = 256
 _ROWS = 64
 _EOS_ID = 2
 _PROMPT_LIMIT = 448
-_ANSWER_LIMIT = 160
+_ANSWER_LIMIT = 96
+_SHORTEST_ANSWER = 8
+# The end of a prompt that a draft sees in training; more of it would be most of the bytes and none of the loss.
+CONTEXT_LIMIT = 64
+# After layers 2, n//2 and n-3, as EAGLE-3 reads them, and after the last.
+STATE_LAYERS = (2, 15, 27, 30)
+
+
+class StateRecorder:
+    """A drafter that drafts nothing and keeps the states it is shown, by request in the order of slots taken."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, list[torch.Tensor]] = {}
+        self._texts: dict[int, list[int]] = {}
+        self.finished: dict[tuple[int, ...], torch.Tensor] = {}
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """The layers that are recorded."""
+        return STATE_LAYERS
+
+    def max_draft_tokens(self, draft_len: int) -> int:  # noqa: ARG002 - the signature is the contract
+        """None at all."""
+        return 0
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Keep the states [n, 4*H] of one row after the other."""
+        for observation in observations:
+            if observation.hidden is not None:
+                self._pieces.setdefault(observation.slot, []).append(observation.hidden.clone())
+            self._texts[observation.slot] = list(observation.token_ids)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        """Nothing."""
+        return [Draft() for _ in rows]
+
+    def release(self, slot: int) -> None:
+        """The row is finished: file its states under its text."""
+        if pieces := self._pieces.pop(slot, None):
+            self.finished[tuple(self._texts.pop(slot))] = torch.cat(pieces)
 
 
 def main() -> None:
@@ -83,9 +126,7 @@ def invent_prompts(model: DecoderModel, tokenizer: Tokenizer, count: int, seed: 
     return [TrainingPrompt("chat", text) for text in sorted(texts) if 20 <= len(text) <= 1500]
 
 
-def write_part(
-    path: Path, model: DecoderModel, tokenizer: Tokenizer, prompts: list[TrainingPrompt], seed: int
-) -> int:
+def write_part(path: Path, model: DecoderModel, tokenizer: Tokenizer, prompts: list[TrainingPrompt], seed: int) -> int:
     """Answer every prompt, two of three greedily and the others at temperature 0.7; returns the output tokens."""
     requests, kept = [], []
     for index, prompt in enumerate(prompts):
@@ -101,10 +142,24 @@ def write_part(
                 max_tokens=_ANSWER_LIMIT,
                 stop_ids=frozenset({_EOS_ID}),
                 sampling=sampling,
+                draft_len=lambda in_flight: 1,  # noqa: ARG005 - so that the recorder is shown the states
             )
         )
         kept.append(prompt)
-    outputs = run(model, requests)
+    recorder = StateRecorder()
+    outputs = run(model, requests, recorder)
+    # A row that ended is not observed any more: its last token has no states, and the shortest rows have none at all.
+    rows = [
+        (prompt, request, output)
+        for prompt, request, output in zip(kept, requests, outputs, strict=True)
+        if len(output) >= _SHORTEST_ANSWER
+    ]
+    kept, requests, outputs = [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
+    firsts = [max(0, len(request.prompt_ids) - CONTEXT_LIMIT) for request in requests]
+    states = [
+        recorder.finished[(*request.prompt_ids, *output[:-1])][first:]
+        for request, output, first in zip(requests, outputs, firsts, strict=True)
+    ]
     lines = [
         json.dumps(
             {
@@ -112,23 +167,26 @@ def write_part(
                 "prompt_ids": request.prompt_ids,
                 "output_ids": output,
                 "is_held_out": prompt.is_held_out,
+                "first_position": first,
             }
         )
-        for prompt, request, output in zip(kept, requests, outputs, strict=True)
+        for prompt, request, output, first in zip(kept, requests, outputs, firsts, strict=True)
     ]
+    save_file({"states": torch.cat(states)}, path.with_suffix(".safetensors"))
     temporary = path.with_suffix(".tmp")
     temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
     temporary.rename(path)
     return sum(len(output) for output in outputs)
 
 
-def run(model: DecoderModel, requests: list[GenerationRequest]) -> list[list[int]]:
+def run(
+    model: DecoderModel, requests: list[GenerationRequest], recorder: StateRecorder | None = None
+) -> list[list[int]]:
     """Output ids of each request, in order."""
-    engine = Engine(model, None, max_rows=_ROWS, max_queue=len(requests), prefill_chunk=256)
+    engine = Engine(model, recorder, max_rows=_ROWS, max_queue=len(requests), prefill_chunk=256)
     outputs: list[list[int]] = [[] for _ in requests]
-    submit: Callable[[GenerationRequest], None] = engine.submit
     for request in requests:
-        submit(request)
+        engine.submit(request)
     while engine.num_in_flight:
         for update in engine.step():
             outputs[int(update.request_id)].extend(update.token_ids)

@@ -34,7 +34,16 @@ _TEXT_TASKS = (
     "What is the main point of this text?",
     "List the most important facts of the following text.",
 )
-_SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "lib2to3", "pydoc_data"}
+_SKIPPED_FOLDERS = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "encodings",
+    "lib2to3",
+    "pydoc_data",
+}
 
 
 @dataclass(frozen=True, slots=True)

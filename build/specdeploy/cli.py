@@ -330,6 +330,9 @@ def serve(
     timeout: Annotated[
         float | None, typer.Option(min=1.0, help="Seconds to wait for the model; default 300, with TensorRT-LLM 3600.")
     ] = None,
+    canary: Annotated[
+        bool, typer.Option("--canary", help="For trying out, on this machine alone: clients may draft with guides.")
+    ] = False,
     dry_run: DryRun = False,
 ) -> None:
     """Start the Triton server of a deployment in the background and wait until it is ready."""
@@ -337,7 +340,7 @@ def serve(
     from specdeploy.serving.server import start_server
 
     loaded = load_deployment(deployment, configs_root)
-    plan = plan_launch(loaded, engines_root=engines_root, repo_root=repo_root, state_root=state_root)
+    plan = plan_launch(loaded, engines_root=engines_root, repo_root=repo_root, state_root=state_root, is_canary=canary)
     if dry_run:
         _say(plan.describe())
         return

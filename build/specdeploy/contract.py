@@ -52,7 +52,8 @@ class Dtype(StrEnum):
 
 
 class ConstrainedPolicy(StrEnum):
-    """What happens to requests with guided decoding (docs/design.md section 3): refused, canary only, or served."""
+    """Whether requests with guided decoding are drafted for: never, only where a canary server is asked to, or as all
+    others, which a server does only for a build with a passed integrity report (docs/design.md section 3)."""
 
     OFF = "off"
     CANARY = "canary"
@@ -63,7 +64,14 @@ class ConstrainedPolicy(StrEnum):
 SUPPORTED: frozenset[tuple[Lane, Method]] = frozenset(
     {
         (Lane.TORCH, Method.NGRAM),
+        (Lane.TORCH, Method.SUFFIX),
         (Lane.TORCH, Method.DRAFT_MODEL),
+        (Lane.TORCH, Method.EAGLE),
+        (Lane.TORCH, Method.EAGLE3),
+        (Lane.TORCH, Method.MEDUSA),
+        (Lane.TORCH, Method.MTP),
+        (Lane.TORCH, Method.LAYER_SKIP),
+        (Lane.TORCH, Method.AUTO),
         (Lane.TRTLLM_ENGINE, Method.DRAFT_MODEL),
         (Lane.TRTLLM_ENGINE, Method.MEDUSA),
         (Lane.TRTLLM_ENGINE, Method.EAGLE),
@@ -75,33 +83,19 @@ SUPPORTED: frozenset[tuple[Lane, Method]] = frozenset(
         (Lane.TRTLLM_LLMAPI, Method.MTP),
     }
 )
-PLANNED: frozenset[tuple[Lane, Method]] = frozenset(
-    {(Lane.TORCH, method) for method in (Method.EAGLE3, Method.MEDUSA, Method.LAYER_SKIP, Method.SUFFIX, Method.AUTO)}
-)
-
 
 # Methods whose draft is a checkpoint of its own; the others draft from the text or from the target.
 METHODS_WITH_DRAFT: frozenset[Method] = frozenset(
-    {Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3, Method.MEDUSA, Method.REDRAFTER}
+    {Method.DRAFT_MODEL, Method.EAGLE, Method.EAGLE3, Method.MEDUSA, Method.REDRAFTER, Method.AUTO}
 )
 
 
-def impossible_reason(lane: Lane, method: Method) -> str | None:
-    """Why no version of `lane` serves `method`, or None when this or a later one does."""
-    if (lane, method) in SUPPORTED | PLANNED:
-        return None
-    return unsupported_reason(lane, method)
-
-
 def unsupported_reason(lane: Lane, method: Method) -> str | None:
-    """Why this version of `lane` cannot serve `method`, or None when it can."""
+    """Why `lane` does not serve `method`, or None when it does."""
     if (lane, method) in SUPPORTED:
         return None
     usable = sorted(str(m) for (supported_lane, m) in SUPPORTED if supported_lane is lane)
-    here = f"lane {lane} serves {', '.join(usable)}"
-    if (lane, method) in PLANNED:
-        return f"method {method} is part of lane {lane} but not built yet in this version ({here})"
-    return f"lane {lane} has no method {method} ({here})"
+    return f"lane {lane} has no method {method} (lane {lane} serves {', '.join(usable)})"
 
 
 # --- DeploymentPlan: what was decided -------------------------------------------------------------------------------

@@ -30,9 +30,17 @@ from specdeploy_client.artifacts import (
 )
 from specdeploy_client.bench import BUDGETS, VERIFY_BUDGET, BenchOptions, BenchResult, load_counters
 from specdeploy_client.chat import ChatTemplate, find_chat_template, load_chat_template
-from specdeploy_client.console import integrity_panel, run_table, truth_line, verdict_panel, void_notes
+from specdeploy_client.console import (
+    integrity_panel,
+    methods_table,
+    run_table,
+    truth_line,
+    verdict_panel,
+    void_notes,
+)
 from specdeploy_client.gate import judge
 from specdeploy_client.integrity import check_integrity, integrity_path, write_integrity
+from specdeploy_client.methods import compare_methods
 from specdeploy_client.records import load_records
 from specdeploy_client.report import ReportInput, render_report
 from specdeploy_client.session import Session, answer, check_prompt, measure, parse_levels
@@ -208,9 +216,13 @@ def report(
     output: Annotated[Path | None, typer.Option(help="Default: report.html in the artifact folder.")] = None,
     engines_root: EnginesRoot = DEFAULT_ENGINES,
 ) -> None:
-    """Write one HTML page from the files of a run; --also adds further runs to it."""
+    """Write one HTML page from the files of a run; --also adds further runs and compares their methods."""
     folder = artifact_dir or _default_artifact_dir(deployment)
-    path = _write_report(folder, also or [], output or folder / REPORT_FILE, engines_root)
+    runs = _report_inputs(folder, also or [], engines_root)
+    path = output or folder / REPORT_FILE
+    write_text(path, render_report(runs[0], runs[1:]))
+    if len(runs) > 1:
+        stdout.print(methods_table(compare_methods([run.measured for run in runs])))
     stdout.print(f"report: {path}", soft_wrap=True)
 
 
@@ -246,7 +258,9 @@ def smoke(
     verdict = judge(result.summary, integrity, gate_config)
     write_model(session.artifact_dir / VERDICT_FILE, verdict)
     stdout.print(verdict_panel(verdict))
-    path = _write_report(session.artifact_dir, also or [], session.artifact_dir / REPORT_FILE, engines_root)
+    runs = _report_inputs(session.artifact_dir, also or [], engines_root)
+    path = session.artifact_dir / REPORT_FILE
+    write_text(path, render_report(runs[0], runs[1:]))
     stdout.print(f"report: {path}", soft_wrap=True)
     raise typer.Exit(EXIT_CODES[verdict.status])
 
@@ -402,22 +416,22 @@ def _load_integrity(run: RunSummary, path: Path | None, engines_root: Path) -> I
     return None if path is None else load_model(path, IntegrityReport, "Write it with `specdeploy-client verify`")
 
 
-def _write_report(folder: Path, also: Sequence[Path], output: Path, engines_root: Path) -> Path:
-    page = render_report(_report_input(folder, engines_root), [_report_input(other, engines_root) for other in also])
-    write_text(output, page)
-    return output
+def _report_inputs(folder: Path, also: Sequence[Path], engines_root: Path) -> list[ReportInput]:
+    return [_report_input(path, engines_root) for path in (folder, *also)]
 
 
 def _report_input(folder: Path, engines_root: Path) -> ReportInput:
     summary = _load_summary(folder / RUN_SUMMARY_FILE)
     beside = folder / INTEGRITY_FILE
-    verdict = folder / VERDICT_FILE
+    verdict, records, counters = (folder / name for name in (VERDICT_FILE, RECORDS_FILE, SERVER_COUNTERS_FILE))
     return ReportInput(
         summary=summary,
         integrity=_load_integrity(summary, beside if beside.is_file() else None, engines_root),
         verdict=load_model(verdict, Verdict, "Judge again with `specdeploy-client gate`")
         if verdict.is_file()
         else None,
+        records=load_records(records) if records.is_file() else (),
+        counters=load_counters(counters) if counters.is_file() else None,
     )
 
 

@@ -1,5 +1,7 @@
 """What a person sees in the terminal: tables and panels, from the same types the report is made of."""
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -9,6 +11,7 @@ from rich.text import Text
 from specdeploy.contract import (
     Arm,
     CellSummary,
+    Comparison,
     IntegrityReport,
     MetricName,
     Percentiles,
@@ -19,9 +22,11 @@ from specdeploy.contract import (
 )
 from specdeploy.units import ns_to_ms
 from specdeploy_client.gate import describe_queue, find_cell, find_comparison
+from specdeploy_client.methods import MethodRow, Outcome
 from specdeploy_client.metrics import e2e_ns, mean_acceptance_length, num_tokens, tpot_ns, ttft_ns
 
 STYLES = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow"}
+OUTCOME_STYLES: dict[Outcome, str] = {"pays": "green", "does not pay": "red", "not decided": "yellow"}
 MISSING = "n/a"
 UNSUPPORTED = "-"
 
@@ -62,6 +67,30 @@ def void_notes(summary: RunSummary) -> list[str]:
         for c in summary.comparisons
         if c.metric is MetricName.E2E and c.void_reasons
     ] + [describe_queue(summary, level) for level in queued]
+
+
+def methods_table(rows: Sequence[MethodRow]) -> Table:
+    """Methods below each other, by traffic: what they gain and why, for a reader who saw nothing before."""
+    table = Table(
+        title="Methods side by side: latency with drafting / without, below 1 is faster",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    for name in ("method", "e2e on/off", "accepted", "does it pay, and why"):
+        table.add_column(name, justify="right" if name == "accepted" else "left", no_wrap=name == "e2e on/off")
+    last: tuple[str, int] | None = None
+    for row in rows:
+        if last != (last := (row.segment, row.concurrency)):
+            table.add_section()
+            table.add_row(Text(f"{row.segment}, {row.concurrency} at once", style="bold"))
+        table.add_row(
+            Text(row.name),
+            _interval(row.comparison),
+            UNSUPPORTED if row.acceptance_rate is None else f"{row.acceptance_rate:.0%}",
+            Text.assemble((row.outcome, OUTCOME_STYLES[row.outcome]), f": {row.reason}"),
+        )
+    return table
 
 
 def verdict_panel(verdict: Verdict) -> Panel:
@@ -126,6 +155,12 @@ def _ratio(summary: RunSummary, segment: str, concurrency: int) -> str:
     if comparison.void_reasons:
         return "void"
     return f"{comparison.ratio:.2f}\n{comparison.ci_low:.2f}-{comparison.ci_high:.2f}"
+
+
+def _interval(comparison: Comparison | None) -> str:
+    if comparison is None or comparison.ratio is None:
+        return UNSUPPORTED
+    return f"{comparison.ratio:.2f} {comparison.ci_low:.2f}-{comparison.ci_high:.2f}"
 
 
 def _acceptance(cell: CellSummary) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import groupby
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -13,12 +14,15 @@ from specdeploy.contract import (
     Comparison,
     IntegrityReport,
     MetricName,
+    RequestRecord,
     RunSummary,
     Status,
     Verdict,
 )
 from specdeploy_client.gate import find_comparison
+from specdeploy_client.methods import MeasuredRun, MethodRow, compare_methods
 from specdeploy_client.plots import medians_plot, ratio_plot
+from specdeploy_client.server_facts import SegmentCounters
 
 DASH = "\N{EN DASH}"
 DEFINITIONS = (
@@ -43,6 +47,20 @@ DEFINITIONS = (
         "mean acceptance length",
         "Output tokens per step of the target: 1 + accepted / steps; the target's own token is counted.",
     ),
+    (
+        "tokens per step",
+        (
+            "In the table of methods: 1 + accepted / steps, counted after the first token; the step that gives it "
+            "verifies no draft."
+        ),
+    ),
+    (
+        "step on/off",
+        (
+            "Median over requests of (e2e - TTFT) / (steps - 1), with drafting / without. It contains drafting and "
+            "verifying; minus 1 it is the break-even in accepted tokens per step."
+        ),
+    ),
     ("tokens per message", "Tokens / streamed messages that carry tokens: the client's own view of acceptance."),
     ("throughput", "Output tokens per second of all workers of a cell together."),
     (
@@ -62,6 +80,13 @@ class ReportInput:
     summary: RunSummary
     integrity: IntegrityReport | None = None
     verdict: Verdict | None = None
+    records: tuple[RequestRecord, ...] = ()
+    counters: Mapping[str, SegmentCounters] | None = None
+
+    @property
+    def measured(self) -> MeasuredRun:
+        """The part that methods are compared by."""
+        return MeasuredRun(self.summary, self.records, self.counters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +96,15 @@ class CellRow:
     cell: CellSummary
     comparisons: Mapping[str, Comparison]
     num_arms: int  # lines of the same (segment, concurrency), on its first line, else 0
+
+
+@dataclass(frozen=True, slots=True)
+class MethodCell:
+    """The methods of one cell, below each other in the table of methods."""
+
+    segment: str
+    concurrency: int
+    rows: tuple[MethodRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +129,7 @@ def render_report(main: ReportInput, further: Sequence[ReportInput] = ()) -> str
         main=_view(main),
         further=[_view(run) for run in further],
         sentences=describe_run(main.summary),
+        method_cells=_method_cells([main, *further]),
         definitions=DEFINITIONS,
         status_symbols={Status.PASS: "\N{CHECK MARK}", Status.FAIL: "\N{MULTIPLICATION X}", Status.INCONCLUSIVE: "?"},
         on=Arm.ON,
@@ -156,6 +191,14 @@ def _view(source: ReportInput) -> RunView:
         ratio_svg=ratio_plot(summary),
         e2e_svg=medians_plot(summary, MetricName.E2E),
         tpot_svg=medians_plot(summary, MetricName.TPOT),
+    )
+
+
+def _method_cells(runs: Sequence[ReportInput]) -> tuple[MethodCell, ...]:
+    rows = compare_methods([run.measured for run in runs])
+    return tuple(
+        MethodCell(segment, concurrency, tuple(cell))
+        for (segment, concurrency), cell in groupby(rows, key=lambda row: (row.segment, row.concurrency))
     )
 
 

@@ -74,7 +74,7 @@ class Deployed:
         return float(lines[0].rsplit(" ", 1)[1])
 
 
-def deploy(root: Path, name: str, overrides: dict[str, Any] | None = None) -> Deployed:
+def deploy(root: Path, name: str, overrides: dict[str, Any] | None = None, *, is_canary: bool = False) -> Deployed:
     """Write a config, build, pack and serve it: the same calls as the command line makes."""
     make_checkpoint(root / "configs" / "deployments" / "checkpoint")
     ports = {"http_port": free_port(), "grpc_port": free_port(), "metrics_port": free_port()}
@@ -99,7 +99,13 @@ def deploy(root: Path, name: str, overrides: dict[str, Any] | None = None) -> De
     consent = Consent(allow=("draft-too-costly",))
     build_deployment(loaded, root / "engines", report=lambda line: None, consent=consent)
     pack_repository(loaded.config, root / "triton_repo")
-    plan = plan_launch(loaded, engines_root=root / "engines", repo_root=root / "triton_repo", state_root=root / "state")
+    plan = plan_launch(
+        loaded,
+        engines_root=root / "engines",
+        repo_root=root / "triton_repo",
+        state_root=root / "state",
+        is_canary=is_canary,
+    )
     state, _ = start_server(plan, timeout_s=90.0, on_wait=lambda seconds: None)
     return Deployed(root, loaded, state)
 

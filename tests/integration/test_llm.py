@@ -222,10 +222,7 @@ def test_the_generate_endpoints_answer(deployed: Deployed) -> None:
         ({"text_input": "word " * 400}, "text_input: "),
         ({"text_input": "y" * 10_000_000}, "text_input: 10000000 bytes are at least"),
         ({"guided_decoding_guide_type": "yaml", "guided_decoding_guide": "x"}, "unknown type 'yaml'"),
-        (
-            {"guided_decoding_guide_type": "json", "guided_decoding_guide": ""},
-            "guided_decoding_guide_type: nothing in this deployment enforces it",
-        ),
+        ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": ""}, "guided_decoding_guide: is missing"),
         ({"beam_width": 4}, "beam_width: 4 - beam search is not supported"),
         ({"lora_task_id": 1}, "lora_task_id: LoRA adapters are not supported"),
         ({"num_draft_tokens": -1}, "num_draft_tokens: -1 is below 0"),

@@ -11,8 +11,8 @@ from specdeploy.checkpoint.model_facts import rope_scaling
 from specdeploy.checkpoint.pair_serving import context_limit
 from specdeploy.checkpoint.pinned_sources import find_changed_sources
 from specdeploy.config.load import LoadedDeployment
-from specdeploy.contract import ConstrainedPolicy, Lane, unsupported_reason
-from specdeploy.errors import BuildError, ConfigError, PackagingError, Violation
+from specdeploy.contract import Lane
+from specdeploy.errors import ConfigError, PackagingError, Violation
 from specdeploy.manifest import (
     MANIFEST_NAME,
     CurrentBuild,
@@ -39,7 +39,6 @@ def build_deployment(
     written afresh every time, because a change of the YAML alone needs no new build; the manifest of a reused build is
     checked against what was recorded of it before.
     """
-    check_lane(loaded)
     result = _BUILDERS[loaded.config.lane](loaded, engines_root, report, consent or Consent())
     roles = {source.role: source.folder for source in result.manifest.checkpoints}
     build_id = result.manifest.build_id
@@ -64,7 +63,6 @@ def build_deployment(
 
 def describe_build(loaded: LoadedDeployment, consent: Consent | None = None) -> list[str]:
     """What `build_deployment` would do in lane torch, one line per step. Checks the sources, writes nothing."""
-    check_lane(loaded)
     from specdeploy.builders.torch import plan_torch_build
 
     recipe = plan_torch_build(loaded.config, loaded.path.parent, consent)
@@ -138,32 +136,16 @@ def packaged_build(loaded: LoadedDeployment, engines_root: Path) -> PackagedBuil
     return load_packaged_build(engines_root, loaded.config.name)
 
 
-def check_lane(loaded: LoadedDeployment) -> None:
-    """What no lane's own planning judges; a dry run asks it too. Raises `BuildError`.
-
-    The TensorRT-LLM lanes judge `speculation.constrained` with all their other rules (trtllm/refusals.py).
-    """
-    config = loaded.config
-    if reason := unsupported_reason(config.lane, config.speculation.method):
-        raise BuildError(f"{loaded.path}: speculation.method: {reason}")
-    if config.lane is Lane.TORCH and config.speculation.constrained is not ConstrainedPolicy.OFF:
-        raise BuildError(
-            f"{loaded.path}: speculation.constrained: {config.speculation.constrained} is not served by this version: "
-            "requests with guided decoding are refused. Write off"
-        )
-
-
 def _check_context_length(loaded: LoadedDeployment, result: BuildResult) -> None:
-    """The longest request must fit the positions that every checkpoint can use (see `context_limit`)."""
+    """The longest request must fit the positions that the target can use (see `context_limit`); where the draft's end,
+    rows are decoded undrafted."""
     max_seq_len = loaded.config.serving.max_seq_len
-    violations = []
-    for source in result.manifest.checkpoints:
-        folder = result.build_folder / source.folder
-        stated = inspect_architecture(folder).max_position_embeddings
-        path = folder / "config.json"
-        positions = context_limit(stated, rope_scaling(ObjectReader(load_json_object(path), str(path)))) or stated
-        if max_seq_len > positions:
-            reason = f"{max_seq_len} exceeds the {positions} positions of {source.role} {source.reference}"
-            violations.append(Violation(str(loaded.path), "serving.max_seq_len", reason, f"Write at most {positions}"))
-    if violations:
-        raise ConfigError(violations)
+    source = next(source for source in result.manifest.checkpoints if source.role == "target")
+    folder = result.build_folder / source.folder
+    stated = inspect_architecture(folder).max_position_embeddings
+    path = folder / "config.json"
+    positions = context_limit(stated, rope_scaling(ObjectReader(load_json_object(path), str(path)))) or stated
+    if max_seq_len > positions:
+        reason = f"{max_seq_len} exceeds the {positions} positions of {source.role} {source.reference}"
+        remedy = f"Write at most {positions}"
+        raise ConfigError([Violation(str(loaded.path), "serving.max_seq_len", reason, remedy)])

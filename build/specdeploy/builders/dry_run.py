@@ -20,7 +20,6 @@ from typing import Literal
 
 from pydantic import NonNegativeInt
 
-from specdeploy.builders.dispatch import check_lane
 from specdeploy.builders.dry_run_script import (
     PLANNED_ROOT,
     HandStep,
@@ -146,7 +145,6 @@ def write_dry_run(
     `CheckpointError`, `BuildError` or `PackagingError` with everything that forbids the build.
     """
     version = _version(loaded)
-    check_lane(loaded)
     if probe is None and probe_path(engines_root, version).is_file():
         probe = load_probe(probe_path(engines_root, version))
     snapshots = without_bare_snapshots(find_snapshots(loaded, is_dry_run=True), [])

@@ -1,40 +1,35 @@
 """Lane `torch`: the checkpoint as a Hugging Face folder, in its source precision, that the runtime loads and casts.
 
 A folder or hub snapshot is taken over as it is. A GGUF file is converted once: de-quantised, saved as safetensors with
-its tokenizer and chat template, loaded again and compared. No weights are fetched from anywhere in here.
+its tokenizer and chat template, loaded again and compared. A head of any producer is rewritten into the one layout that
+the runtime loads. No weights are fetched from anywhere in here.
 """
 
-import contextlib
-import gc
 import importlib.metadata
-import io
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from specdeploy.builders.base import BuildRecipe, BuildResult, BuildStep, Report, link_or_copy, run_build
 from specdeploy.builders.pair import Consent, check_pair
-from specdeploy.checkpoint.hf_config import inspect_architecture
-from specdeploy.checkpoint.json_text import load_json_object
+from specdeploy.builders.torch_gguf import convert_weights, save_config, save_tokenizer
+from specdeploy.builders.torch_load import check_loads
+from specdeploy.builders.torch_method import check_method
+from specdeploy.builders.torch_reuse import reuse_converted
+from specdeploy.checkpoint.canonical_head import HEAD_FILE, write_canonical_head
 from specdeploy.checkpoint.pair import PairSettings, check_allowed_codes, digest_of_pair, inspect_pair
-from specdeploy.checkpoint.source import CheckpointReference, resolve_checkpoint
+from specdeploy.checkpoint.source import CheckpointReference, resolve_checkpoint, resolve_draft
 from specdeploy.checkpoint_contract import PairReport
 from specdeploy.config.schema import DeploymentConfig
-from specdeploy.contract import BuildCheck, CheckpointSource, Lane
-from specdeploy.errors import BuildError, CheckpointError
+from specdeploy.contract import BuildCheck, CheckpointSource, Lane, Method
 
-if TYPE_CHECKING:
-    import torch
-
-# Raise it when the conversion below writes other bytes than before.
+# Raise it when a conversion writes other bytes than before.
 CONVERTER_VERSION = "1"
 # Their versions decide what a conversion writes; a folder that is copied depends on none of them.
 _CONVERSION_LIBRARIES = ("transformers", "gguf", "tokenizers", "safetensors")
-_PROMPT_TOKENS = 12
 
 Role = Literal["target", "draft"]
 
@@ -48,7 +43,7 @@ class _Source:
 def build_torch(
     config: DeploymentConfig, engines_root: Path, base: Path, *, report: Report, consent: Consent | None = None
 ) -> BuildResult:
-    """Build target and, for method draft_model, draft. `base` is where relative checkpoint folders start from.
+    """Build the target and, for methods that have one, the draft. `base` is where relative folders start from.
 
     `report` is told the findings of now, also where the build is reused and its manifest keeps those of its first time.
     """
@@ -66,10 +61,13 @@ def plan_torch_build(config: DeploymentConfig, base: Path, consent: Consent | No
     target = config.target
     sources = [_Source("target", resolve_checkpoint(target.checkpoint, target.revision, base=base))]
     if (draft := config.speculation.draft) is not None:
-        sources.append(_Source("draft", resolve_checkpoint(draft.checkpoint, draft.revision, base=base)))
+        sources.append(_Source("draft", resolve_draft(draft.checkpoint, draft.revision, base=base)))
     checks: tuple[BuildCheck, ...] = ()
-    if len(sources) > 1 or sources[0].checkpoint.gguf is None:  # a lone GGUF has nothing to be compared with
-        checks = check_pair(_compare(config, [source.checkpoint for source in sources]), consent)
+    is_lone_gguf = len(sources) == 1 and sources[0].checkpoint.gguf is not None
+    if not is_lone_gguf or config.speculation.method is Method.LAYER_SKIP:  # else nothing is to be compared
+        pair = _compare(config, [source.checkpoint for source in sources])
+        checks = check_pair(pair, consent)
+        check_method(config, pair)
     converts = any(source.checkpoint.gguf is not None for source in sources)
     versions = {name: importlib.metadata.version(name) for name in _CONVERSION_LIBRARIES} if converts else {}
     versions = {"converter": CONVERTER_VERSION, **versions}
@@ -86,7 +84,7 @@ def plan_torch_build(config: DeploymentConfig, base: Path, consent: Consent | No
         lane=Lane.TORCH,
         checkpoints=checkpoints,
         versions=versions,
-        steps=tuple(step for source in sources for step in _steps(source)),
+        steps=tuple(step for source in sources for step in _steps(source, versions)),
         checks=checks,
         pair_digest=lambda staging: digest_of_pair(
             staging / "target",
@@ -98,27 +96,41 @@ def plan_torch_build(config: DeploymentConfig, base: Path, consent: Consent | No
     )
 
 
-def _steps(source: _Source) -> tuple[BuildStep, ...]:
+def _steps(source: _Source, versions: Mapping[str, str]) -> tuple[BuildStep, ...]:
     role, files, gguf = source.role, source.checkpoint.files, source.checkpoint.gguf
     config, tokenizer = f"{role}/config.json", f"{role}/tokenizer.json"
-    if gguf is None:
-        origin = (str(source.checkpoint.folder),)
+    folder = source.checkpoint.folder
+    # A draft is loaded beside its target, from which it may borrow.
+    load = BuildStep(f"load {role}", (role,), (), lambda staging: check_loads(role, staging))
+    if source.checkpoint.is_head:
+        outputs = (config, f"{role}/{HEAD_FILE}", f"{role}/model.safetensors")
         return (
-            BuildStep(f"copy {role}", origin, (config, tokenizer), lambda staging: _copy(files, staging / role)),
-            BuildStep(f"load {role}", (role,), (), lambda staging: _check_loads(role, staging / role)),
+            BuildStep(
+                f"rewrite {role} head", (str(folder),), outputs, lambda staging: _rewrite(folder, staging / role)
+            ),
+            load,
         )
+    if gguf is None:
+        copy = BuildStep(
+            f"copy {role}", (str(folder),), (config, tokenizer), lambda staging: _copy(files, staging / role)
+        )
+        return copy, load
+    digest = source.checkpoint.digest()
+
+    def convert_tokenizer(staging: Path) -> tuple[BuildCheck, ...]:
+        reused = reuse_converted(staging.parent.parent, role, digest, versions, staging / role)
+        return save_tokenizer(gguf, staging / role) if reused is None else reused
+
+    def convert(staging: Path) -> tuple[BuildCheck, ...]:
+        return () if (staging / config).exists() else convert_weights(role, gguf, staging / role)
+
     return (
-        BuildStep(
-            f"convert {role} tokenizer",
-            (gguf.name,),
-            (tokenizer,),
-            lambda staging: _save_tokenizer(gguf, staging / role),
-        ),
+        BuildStep(f"convert {role} tokenizer", (gguf.name,), (tokenizer,), convert_tokenizer),
         BuildStep(
             f"convert {role} weights",
             (gguf.name, tokenizer),
             (config, f"{role}/generation_config.json"),
-            lambda staging: _convert_weights(role, gguf, staging / role),
+            convert,
         ),
     )
 
@@ -132,8 +144,8 @@ def _compare(config: DeploymentConfig, checkpoints: list[CheckpointReference]) -
             folders.append(checkpoint.folder)
             if checkpoint.gguf is not None:
                 folders[-1] = Path(temporary) / str(index)
-                _save_tokenizer(checkpoint.gguf, folders[-1])
-                _save_config(checkpoint.gguf, folders[-1])
+                save_tokenizer(checkpoint.gguf, folders[-1])
+                save_config(checkpoint.gguf, folders[-1])
         return inspect_pair(
             folders[0],
             folders[1] if len(folders) > 1 else None,
@@ -141,9 +153,6 @@ def _compare(config: DeploymentConfig, checkpoints: list[CheckpointReference]) -
             target_reference=checkpoints[0].reference,
             draft_reference=checkpoints[1].reference if len(folders) > 1 else None,
         )
-
-
-# --- copying --------------------------------------------------------------------------------------------------------
 
 
 def _copy(files: tuple[Path, ...], folder: Path) -> tuple[BuildCheck, ...]:
@@ -155,160 +164,7 @@ def _copy(files: tuple[Path, ...], folder: Path) -> tuple[BuildCheck, ...]:
     return ()
 
 
-def _check_loads(role: str, folder: Path) -> tuple[BuildCheck, ...]:
-    import torch
-
-    if role == "draft" and "draft_vocab_size" in load_json_object(folder / "config.json"):
-        return _check_trimmed_loads(folder)
-    with _quiet_offline():
-        model = _load_model(folder)
-        if model.dtype is torch.float16:
-            model.bfloat16()  # the question is whether the weights are sane, not whether fp16 has the range
-        logits = _probe_logits(model)
-    if not torch.isfinite(logits).all():
-        raise BuildError(f"step load {role}: logits are not finite: the weights are damaged or of another architecture")
-    count = sum(parameter.numel() for parameter in model.parameters())
-    return (BuildCheck(name=f"{role} loads", detail=f"{count} parameters, logits finite over {_PROMPT_TOKENS} tokens"),)
-
-
-def _check_trimmed_loads(folder: Path) -> tuple[BuildCheck, ...]:
-    """transformers has no model with fewer logits than tokens: the runtime that will serve it loads it instead."""
-    import torch
-
-    from specdeploy.runtime.attention import Span
-    from specdeploy.runtime.model import DecoderModel
-
-    model = DecoderModel(folder, dtype=torch.bfloat16, device=torch.device("cpu"), max_seq_len=_PROMPT_TOKENS)
-    if model.target_ids is None:
-        raise BuildError(f"step load draft: {folder} states draft_vocab_size but holds no d2t. Trim the draft again")
-    ids = [index * model.vocab_size // _PROMPT_TOKENS for index in range(_PROMPT_TOKENS)]
-    logits = model.forward(ids, [Span(0, len(ids), 0, 0)], list(range(len(ids))), model.new_cache(1)).logits  # [T, n]
-    if not torch.isfinite(logits).all():
-        raise BuildError("step load draft: logits are not finite: the weights are damaged or of another architecture")
-    detail = f"{logits.shape[1]} of {model.vocab_size} tokens, logits finite over {len(ids)} tokens"
-    return (BuildCheck(name="draft loads", detail=detail),)
-
-
-# --- converting -----------------------------------------------------------------------------------------------------
-
-
-def _save_tokenizer(gguf: Path, folder: Path) -> tuple[BuildCheck, ...]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with _quiet_offline():
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name, local_files_only=True)
-        tokenizer.save_pretrained(str(folder))
-    return ()
-
-
-def _save_config(gguf: Path, folder: Path) -> None:
-    with _quiet_offline():
-        from transformers import AutoConfig
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-        config = AutoConfig.from_pretrained(str(gguf.parent), gguf_file=gguf.name, local_files_only=True)
-        architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)  # a GGUF names the family only
-        config.architectures = None if architecture is None else [architecture]
-        config.save_pretrained(str(folder))
-
-
-def _convert_weights(role: str, gguf: Path, folder: Path) -> tuple[BuildCheck, ...]:
-    with _quiet_offline():
-        converted = _dequantize(gguf, folder)
-        before = _probe_logits(converted)
-        converted.save_pretrained(str(folder))
-        del converted
-        gc.collect()
-        inspect_architecture(folder)
-        after = _probe_logits(_load_model(folder))
-    difference = float((before - after).abs().max())
-    if not difference == 0.0:  # also true for NaN
-        raise BuildError(
-            f"step convert {role} weights: logits differ by {difference:g} after saving and loading again. "
-            f"The conversion of {gguf.name} by the installed transformers cannot be trusted"
-        )
-    detail = f"logits over {_PROMPT_TOKENS} tokens: largest absolute difference {difference:g} after saving and loading"
-    return (BuildCheck(name=f"{role} reload", detail=detail),)
-
-
-def _dequantize(gguf: Path, tokenizer_folder: Path) -> Any:
-    """The GGUF's model in float32, with the end-of-sequence id of its tokenizer."""
-    import torch
-    from transformers import AutoTokenizer, GgufConfig
-
-    with contextlib.redirect_stderr(io.StringIO()):  # one progress bar does not obey the library's own switch
-        model = _from_pretrained(
-            gguf.parent,
-            gguf_file=gguf.name,
-            # Without `dequantize` the model counts as quantised and refuses to be saved.
-            quantization_config=GgufConfig(gguf_file=gguf.name, dequantize=True),
-            dtype=torch.float32,
-        )
-    tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_folder), local_files_only=True)
-    if tokenizer.eos_token_id is None:
-        raise CheckpointError(f"{gguf}: names no end-of-sequence token, so no answer would ever end")
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    return model
-
-
-# --- loading --------------------------------------------------------------------------------------------------------
-
-
-def _load_model(folder: Path) -> Any:
-    return _from_pretrained(folder, dtype="auto", use_safetensors=True)
-
-
-def _from_pretrained(folder: Path, **options: Any) -> Any:
-    """A model for inference, every weight of it read from `folder`."""
-    from transformers import AutoModelForCausalLM
-
-    # `Any`: the published type leaves out the pair that `output_loading_info` asks for.
-    load: Any = AutoModelForCausalLM.from_pretrained
-    model, info = load(str(folder), local_files_only=True, output_loading_info=True, **options)
-    _check_complete(folder, info)
-    return model.eval()
-
-
-def _check_complete(place: Path, info: dict[str, Any]) -> None:
-    """transformers fills missing weights with random numbers and only warns; here that is an error."""
-    problems = []
-    for kind, what in (("missing_keys", "lacks"), ("mismatched_keys", "has wrong shapes for")):
-        if keys := sorted(str(key) for key in info[kind]):
-            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-            problems.append(f"{place}: {what} weights {', '.join(keys[:3])}{more}. Fetch the checkpoint again")
-    if problems:
-        raise CheckpointError("\n".join(problems))
-
-
-def _probe_logits(model: Any) -> "torch.Tensor":
-    """Logits over a short prompt of ids spread over the vocabulary, in float32."""
-    import torch
-
-    vocab_size = int(model.config.vocab_size)
-    ids = torch.arange(_PROMPT_TOKENS) * vocab_size // _PROMPT_TOKENS
-    with torch.inference_mode():
-        logits: torch.Tensor = model(input_ids=ids[None]).logits[0].float()  # [T, V]
-    return logits
-
-
-@contextlib.contextmanager
-def _quiet_offline() -> Iterator[None]:
-    """No look at a model hub, no progress bars of transformers, no chatter below an error."""
-    previous = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    from transformers.utils import logging
-
-    verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if had_bars:
-            logging.enable_progress_bar()
-        if previous is None:
-            del os.environ["HF_HUB_OFFLINE"]
-        else:
-            os.environ["HF_HUB_OFFLINE"] = previous
+def _rewrite(source: Path, folder: Path) -> tuple[BuildCheck, ...]:
+    head = write_canonical_head(source, folder)
+    detail = f"{head.layout} {head.generation} head in the runtime's layout"
+    return (BuildCheck(name="draft head", detail=detail),)

@@ -60,7 +60,7 @@ _KNOWN_KEYS = frozenset(
     tie_encoder_decoder top_k top_p torchscript typical_p use_bfloat16""".split()  # noqa: SIM905
 )
 # Objects beside the flat keys, and the keys that only they have.
-_SECTIONS = {
+SECTIONS = {
     "eagle_config": frozenset({"use_aux_hidden_state", "next_layer_regular", "parallel_draft_step"}),
     "speculators_config": frozenset({"algorithm", "default_proposal_method", "proposal_methods", "verifier"}),
     "transformer_layer_config": frozenset[str](),
@@ -123,7 +123,7 @@ def layer_config(config: ObjectReader) -> ObjectReader:
 
 def _sections(config: ObjectReader) -> list[ObjectReader]:
     """The flat config and the objects in it where producers put a head's switches; the first that states one wins."""
-    return [config, *(config.nested(key) for key in _SECTIONS if key in config.content)]
+    return [config, *(config.nested(key) for key in SECTIONS if key in config.content)]
 
 
 def _flag(config: ObjectReader, *names: str) -> bool | None:
@@ -152,10 +152,12 @@ def read_head_facts(config: ObjectReader, tensors: Mapping[str, TensorEntry]) ->
         parts = num_aux if generation == "v3" else 2
         target_hidden = fc_in // parts if parts and fc_in % parts == 0 else None
     switches = _norm_switches(config)
+    is_tied = bool(layers.flag("tie_word_embeddings") or config.flag("tie_word_embeddings"))
     needed = _NeededTensors(config, layers, shapes, generation)
     origins = needed.origins(
         can_borrow_embedding=target_hidden in (None, hidden or fc_out),
-        can_borrow_lm_head=(draft_vocab is None or draft_vocab == target_vocab)
+        # Tied, it borrows rows of the embedding: all of them, or those that d2t names.
+        can_borrow_lm_head=(draft_vocab in (None, target_vocab) or ("d2t" in shapes and is_tied))
         and target_hidden in (None, hidden or fc_out),
         needs_map=draft_vocab is not None and target_vocab is not None and draft_vocab < target_vocab,
         switches=switches,
@@ -255,7 +257,7 @@ def _unknown_keys(config: ObjectReader) -> tuple[str, ...]:
     unknown = [key for key in config.content if key not in known]
     switches = _norm_switches(config)
     for section in _sections(config)[1:]:
-        understood = known | _SECTIONS[section.prefix.removesuffix(".")]
+        understood = known | SECTIONS[section.prefix.removesuffix(".")]
         # A switch that another place states otherwise is not understood either.
         unknown += [
             f"{section.prefix}{key}"

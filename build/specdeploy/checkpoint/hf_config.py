@@ -8,7 +8,15 @@ from specdeploy.checkpoint.json_text import load_json_object
 from specdeploy.errors import CheckpointError
 
 # The runtime keeps its own table of what it can run (it imports nothing of this package); a test compares the two.
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SUPPORTED_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "MiMoForCausalLM",
+)
+# Those whose MTP layers it can draft with.
+MTP_ARCHITECTURES = ("MiMoForCausalLM",)
 
 _REQUIRED_SIZES = (
     "num_hidden_layers",

@@ -7,7 +7,9 @@ releases up to 1.2.1. What those pages do not say is answered "unknown": such a 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from specdeploy.checkpoint.hf_config import SUPPORTED_ARCHITECTURES
+from specdeploy.checkpoint.hf_config import MTP_ARCHITECTURES, SUPPORTED_ARCHITECTURES
+from specdeploy.checkpoint.pair_embeddings import borrows_embedding, borrows_some_rows
+from specdeploy.checkpoint.torch_heads import head_refusals
 from specdeploy.checkpoint_contract import CheckpointInfo, LaneFit
 from specdeploy.contract import Lane, Method, unsupported_reason
 
@@ -115,6 +117,10 @@ def _refusal_of_weights(shape: PairShape, lane: Lane) -> _Answer | None:
         return _no(
             "no TensorRT-LLM version reads a draft model whose lm_head was trimmed (d2t beside a full embedding)"
         )
+    if borrows_embedding(shape.draft):
+        return _no("no TensorRT-LLM version lends a draft model its target's embeddings, and this one has none")
+    if borrows_some_rows(shape.draft):
+        return _no("no TensorRT-LLM version makes a head's lm_head of the target's rows that d2t names")
     unproven = None
     for role, info in (("target", shape.target), ("draft", shape.draft)):
         if info is None:
@@ -215,10 +221,25 @@ def _fit_torch(shape: PairShape, method: Method) -> _Answer:
     for role, info in (("target", shape.target), ("draft", shape.draft)):
         if info is None:
             continue
-        if info.architecture not in SUPPORTED_ARCHITECTURES:
+        if info.head is not None:
+            if refusals := head_refusals(info, info.head):
+                return _no("; ".join(refusals))
+        elif info.architecture not in SUPPORTED_ARCHITECTURES:
             return _no(f"{role} architecture {info.architecture} is none of {', '.join(SUPPORTED_ARCHITECTURES)}")
         if info.quantization is not None:
             return _no(
                 f"{role} weights are quantised ({info.quantization.method}); the runtime computes in 16 or 32 bit"
             )
+    if method is Method.MTP and (reason := _refusal_of_mtp(shape.target)):
+        return _no(reason)
     return _Answer(True, "runs on any CPU and any CUDA GPU", "this version of specdeploy")
+
+
+def _refusal_of_mtp(target: CheckpointInfo) -> str | None:
+    if not target.num_mtp_layers:
+        return "the target holds no MTP module"
+    if target.architecture not in MTP_ARCHITECTURES:
+        return f"the runtime knows the MTP layers of {', '.join(MTP_ARCHITECTURES)}, not of {target.architecture}"
+    if target.num_mtp_layers > 1:
+        return f"the target holds {target.num_mtp_layers} MTP layers; the runtime drafts with one"
+    return None

@@ -25,6 +25,20 @@ _BLOCK = re.compile(
 _LM_HEAD = re.compile(
     r"(?:medusa_heads?\.)?(?P<head>\d{1,9})\.(?:\d{1,9}|lm_head)\.weight$|lm_heads\.(?P<head2>\d{1,9})\.weight$"
 )
+SHARED_LM_HEAD = "lm_head.weight"
+
+
+def canonical_medusa_name(name: str) -> str | None:
+    """`{h}.{l}.linear.weight`, `{h}.{l}.linear.bias` or `{h}.lm_head.weight`, whoever spelled it.
+
+    None for a tensor that is of no one head: `SHARED_LM_HEAD`, or no part of Medusa at all.
+    """
+    if match := _BLOCK.match(name):
+        head, layer = int(match["head"] or match["head2"]), int(match["layer"] or match["layer2"])
+        return f"{head}.{layer}.linear.{match['what'] or match['what2']}"
+    if match := _LM_HEAD.match(name):
+        return f"{int(match['head'] or match['head2'])}.lm_head.weight"
+    return None
 
 
 def is_medusa_head(config: Mapping[str, Any], tensors: Mapping[str, TensorEntry]) -> bool:
@@ -52,7 +66,7 @@ def read_medusa_facts(config: ObjectReader, tensors: Mapping[str, TensorEntry]) 
                 blocks[key] = entry
         elif match := _LM_HEAD.match(name):
             lm_heads[int(match["head"] or match["head2"])] = entry
-        elif name != "lm_head.weight":
+        elif name != SHARED_LM_HEAD:
             unexpected.append(name)
     for entry in (*blocks.values(), *lm_heads.values()):
         if 0 in entry.shape:
@@ -76,8 +90,8 @@ def read_medusa_facts(config: ObjectReader, tensors: Mapping[str, TensorEntry]) 
         hidden_size=hidden or config.size("hidden_size"),
         target_hidden_size=hidden or config.size("hidden_size"),
         target_vocab_size=next(iter(rows)) if len(rows) == 1 else config.size("vocab_size"),
-        has_own_lm_head=bool(lm_heads) or "lm_head.weight" in tensors,
-        tensors=_origins(num_heads or found_heads, num_layers, blocks, lm_heads, "lm_head.weight" in tensors),
+        has_own_lm_head=bool(lm_heads) or SHARED_LM_HEAD in tensors,
+        tensors=_origins(num_heads or found_heads, num_layers, blocks, lm_heads, SHARED_LM_HEAD in tensors),
         unexpected_tensors=tuple(sorted(unexpected)),
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from specdeploy.checkpoint.embedding_sample import EmbeddingSample, sample_embeddings
 from specdeploy.checkpoint.info import CheckpointFiles, describe_checkpoint, read_checkpoint_files
+from specdeploy.checkpoint.pair_embeddings import find_borrowed_embeddings
 from specdeploy.checkpoint.pair_findings import CONSENT_CODES, WHY, finding
 from specdeploy.checkpoint.pair_heads import find_draft_presence, find_head_problems, find_kind_mismatch
 from specdeploy.checkpoint.pair_serving import (
@@ -58,7 +59,15 @@ _METHOD_OF_KIND = {
 }
 # Facts about how a pair runs: they make nothing about it different.
 _NO_DIFFERENCE = frozenset(
-    {"facts-missing", "tokenizer-borrowed", "aux-layers", "head-defaults", "embeddings-same", "draft-quantization"}
+    {
+        "facts-missing",
+        "tokenizer-borrowed",
+        "aux-layers",
+        "head-defaults",
+        "embeddings-same",
+        "embeddings-borrowed",
+        "draft-quantization",
+    }
 )
 _SEVERITIES = tuple(reversed(Severity))  # failures first
 
@@ -154,7 +163,7 @@ def compare_pair(
 ) -> PairReport:
     """Judge a pair. `draft` None = a method without a checkpoint of its own. A pure function of what was read."""
     method = settings.method or method_of(draft)
-    ratio = draft_cost_ratio(target, draft)
+    ratio = draft_cost_ratio(target, draft, num_kept=None if contents.maps.d2t is None else len(contents.maps.d2t))
     is_trimmed = not contents.maps.is_absent
     lanes, lane_findings = judge_lanes(target, draft, method, settings.lane, is_trimmed=is_trimmed)
     findings = [*_find_about_target(target, contents), *find_short_contexts(target, draft, *_limits(settings))]
@@ -164,6 +173,7 @@ def compare_pair(
         findings += find_kind_mismatch(draft, method)
         findings += find_row_mismatches("draft", draft, is_trimmed=is_trimmed)
         findings += _compare_vocabularies(target, draft, contents, settings.lane)
+        findings += find_borrowed_embeddings(target, draft)
         findings += find_head_problems(target, draft, contents.embeddings)
         findings += find_quantization(target, draft, settings.lane)
         findings += find_cost(target, draft, ratio, settings.max_draft_cost_ratio)

@@ -56,6 +56,8 @@ WHY: Mapping[str, str] = MappingProxyType(
         "embeddings-same": "own and borrowed embeddings give the same result",
         "embeddings-differ": f"an engine that puts the target's embeddings in their place breaks the head: {_COLLAPSE}",
         "embeddings-broken": "one such row makes every logit after it NaN",
+        "embeddings-borrowed": "it loads beside this target only, whose embeddings it was trained on",
+        "embeddings-missing": "there would be no vectors to read tokens by",
         "embeddings-random": f"an exporter saved start values instead of trained embeddings: {_COLLAPSE}",
         # running the pair
         "context-short": "beyond its trained positions a model crashes the server, or drafts what is never accepted",

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from specdeploy.checkpoint.lane_fit import PairShape, fit_lanes, is_unknown
+from specdeploy.checkpoint.pair_embeddings import borrows_embedding
 from specdeploy.checkpoint.pair_findings import finding
 from specdeploy.checkpoint_contract import (
     CheckpointInfo,
@@ -32,7 +33,8 @@ def context_limit(max_positions: int | None, rope: RopeScaling | None) -> int | 
 def find_short_contexts(
     target: CheckpointInfo, draft: CheckpointInfo | None, max_seq_len: int | None, lane: Lane | None
 ) -> Iterator[PairFinding]:
-    """Usable positions against the longest request. The torch lane refuses what other lanes run into."""
+    """Usable positions against the longest request. The torch lane refuses what other lanes run into, and stops
+    drafting where the draft ends."""
     if max_seq_len is None:
         # Without a limit of its own the deployment would serve what the target was trained for.
         ours = context_limit(target.max_positions, target.rope)
@@ -43,14 +45,17 @@ def find_short_contexts(
         remedy = f"Serve with max_seq_len {theirs}, or switch speculation off for longer requests"
         yield finding("context-short", Severity.WARNING, f"draft {draft.reference}", detail, remedy)
         return
-    severity = Severity.FAILURE if lane is Lane.TORCH else Severity.WARNING
     for role, info in (("target", target), ("draft", draft)):
+        is_torch_target = role == "target" and lane is Lane.TORCH
         limit = None if info is None else context_limit(info.max_positions, info.rope)
         if info is not None and limit is not None and limit < max_seq_len:
             detail = f"serving.max_seq_len {max_seq_len} exceeds the {limit} positions it was trained for"
             remedy = f"Write serving.max_seq_len {limit} or less"
-            if role == "draft" and lane is not Lane.TORCH:
+            if role == "draft" and lane is Lane.TORCH:
+                detail += "; longer rows are decoded undrafted"
+            elif role == "draft":
                 remedy += ", or switch speculation off for longer requests"
+            severity = Severity.FAILURE if is_torch_target else Severity.WARNING
             yield finding("context-short", severity, f"{role} {info.reference}", detail, remedy)
 
 
@@ -128,20 +133,28 @@ def step_parameters(info: CheckpointInfo) -> int | None:
     return max(0, active)
 
 
-def draft_cost_ratio(target: CheckpointInfo, draft: CheckpointInfo | None) -> float | None:
+def draft_cost_ratio(
+    target: CheckpointInfo, draft: CheckpointInfo | None, *, num_kept: int | None = None
+) -> float | None:
     """Parameters one draft step reads / active parameters one target step reads; None = the files do not say.
 
-    A head that borrows the target's lm_head reads it at every draft step too.
+    A draft that borrows the target's lm_head reads it at every draft step too: `num_kept` rows of it where its own
+    vocabulary is reduced.
     """
     target_parameters = step_parameters(target)
     if draft is None or not target_parameters or (parameters := step_parameters(draft)) is None:
         return None
-    head = draft.head
-    if head is not None and not head.has_own_lm_head and target.hidden_size is not None:
+    if _borrows_lm_head(draft) and target.hidden_size is not None:
         sizes = target.vocabulary
-        rows = sizes.lm_head_rows or sizes.embedding_rows or sizes.config_vocab_size or 0
+        rows = num_kept or sizes.lm_head_rows or sizes.embedding_rows or sizes.config_vocab_size or 0
         parameters += rows * target.hidden_size
     return parameters / target_parameters
+
+
+def _borrows_lm_head(draft: CheckpointInfo) -> bool:
+    if draft.head is not None:
+        return not draft.head.has_own_lm_head
+    return borrows_embedding(draft) and bool(draft.tie_word_embeddings) and draft.vocabulary.lm_head_rows is None
 
 
 def find_cost(

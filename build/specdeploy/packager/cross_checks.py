@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from specdeploy.config.schema import DeploymentConfig, lookahead_draft_len
+from specdeploy.config.methods import lookahead_draft_len
+from specdeploy.config.schema import DeploymentConfig
 from specdeploy.contract import EngineModel, EngineRecord, Lane, Method
 from specdeploy.errors import PackagingError
 from specdeploy.packager.engine_models import (
@@ -55,6 +56,9 @@ def effective_concurrency(config: DeploymentConfig, engines: Sequence[EngineReco
         for record in engines
         if record.kv_tokens is not None
     ]
+    if (tokens := config.serving.kv_cache_tokens) is not None:  # shorter requests share what full ones would need
+        full = max(1, tokens // config.serving.max_seq_len)
+        limits.append((full, f"serving.kv_cache_tokens {tokens} / max_seq_len {config.serving.max_seq_len}"))
     number, limit = min(limits, key=lambda entry: entry[0])
     return EffectiveConcurrency(number, limit)
 

@@ -6,7 +6,8 @@ the deployment needs is written; one left out has the default named in the facts
 
 from collections.abc import Iterable, Mapping
 
-from specdeploy.config.schema import DeploymentConfig, TensorRtLlmConfig, TreePaths
+from specdeploy.config.methods import TreePaths
+from specdeploy.config.schema import DeploymentConfig, TensorRtLlmConfig
 from specdeploy.contract import EngineModel, EngineRecord, MemoryBudget, Method
 from specdeploy.errors import PackagingError
 from specdeploy.packager.packaged_build import PackagedBuild

@@ -73,7 +73,9 @@ class _Context:
             return cached.index_select(0, self.index).view(self.num_rows, -1, heads, dim).transpose(1, 2)
         width = heads * dim
         return cached.as_strided(
-            (self.num_rows, heads, self.length, dim), (self.stride * width, dim, width, 1), self.first * width
+            (self.num_rows, heads, self.length, dim),
+            (self.stride * width, dim, width, 1),
+            cached.storage_offset() + self.first * width,
         )
 
 
@@ -180,7 +182,7 @@ class StepAttention:
     def _batch(self, spans: Sequence[Span], context: _Context, cache: KvCache) -> _Group:
         most = max(span.num_tokens for span in spans)
         tokens = [spans[0].start] * (context.num_rows * most)  # padding repeats a real token
-        kept = []
+        kept: list[int] = []
         mask = torch.zeros(context.num_rows, most, context.length, dtype=self._dtype, device=self._device)
         for index, span in enumerate(spans):
             row = index if context.index is not None else (cache.start_of(span.slot) - context.first) // context.stride

@@ -1,13 +1,24 @@
 """One layer of the Llama family: RMSNorm, grouped-query attention with rotary positions, gated SiLU MLP."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
-from specdeploy.runtime.attention import StepAttention
 from specdeploy.runtime.linear import Linear
 from specdeploy.runtime.rotary import rotate
+
+
+class LayerAttention(Protocol):
+    """The attention of one step as a layer sees it: `StepAttention`, or one of fixed shape (`static_attention`)."""
+
+    @property
+    def targets(self) -> torch.Tensor:
+        """Flat cache positions [N] that the step's keys and values are written to."""
+
+    def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """queries [N, Q, D]; keys, values: one layer of the cache [positions, KV, D]. Returns [N, Q*D]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +50,7 @@ class DecoderLayer:
         hidden: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        attention: StepAttention,
+        attention: LayerAttention,
         keys: torch.Tensor,
         values: torch.Tensor,
     ) -> torch.Tensor:
@@ -52,7 +63,7 @@ class DecoderLayer:
         normed: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        attention: StepAttention,
+        attention: LayerAttention,
         keys: torch.Tensor,
         values: torch.Tensor,
     ) -> torch.Tensor:

@@ -1,72 +1,29 @@
 """Continuous batching with speculative decoding: one loop, three calls.
 
-    draft    every decoding row asks its drafter for up to K tokens
+    draft    every decoding row asks its drafter for tokens, K deep at most
     forward  the target reads all of them, and chunks of the prompts still being read, in one pass
     commit   each row keeps what the target agrees with, plus the target's own token
 
 Rows join and leave between steps. A row's output depends on its request alone: its slot of key/value memory, its
-positions, its draft length and its random numbers are its own. The engine is single-threaded and holds no clock;
-whoever calls `step` decides when.
+positions, its draft length and its random numbers are its own. The engine is single-threaded; whoever calls `step`
+decides when, and the clock it may be given only measures.
 """
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import torch
 
 from specdeploy.errors import RequestError
-from specdeploy.runtime.attention import Span
-from specdeploy.runtime.drafters.base import Drafter, DraftRow
+from specdeploy.runtime.commit import Commit
+from specdeploy.runtime.draft_length import DraftLengthPolicy, FixedDraftLength, StepTiming
+from specdeploy.runtime.drafters.base import Draft, Drafter, DraftRow, Observation
+from specdeploy.runtime.kv_cache import KvCache
 from specdeploy.runtime.model import DecoderModel
-from specdeploy.runtime.request import FinishReason, GenerationRequest, RequestStats, RowUpdate
-from specdeploy.runtime.sampling import adjusted_logits, choose_token
-from specdeploy.runtime.verify import Verification, verify
-
-
-@dataclass(slots=True)
-class _Row:
-    """A request in the batch. While decoding, `num_cached == len(token_ids) - 1`: the newest token is unread."""
-
-    request: GenerationRequest
-    slot: int
-    token_ids: list[int]
-    num_cached: int = 0
-    stats: RequestStats = field(default_factory=RequestStats)
-
-    @property
-    def num_output(self) -> int:
-        return len(self.token_ids) - len(self.request.prompt_ids)
-
-    @property
-    def is_decoding(self) -> bool:
-        return self.num_cached >= len(self.token_ids) - 1 and self.num_output > 0
-
-    @property
-    def num_unread(self) -> int:
-        return len(self.token_ids) - self.num_cached
-
-
-@dataclass(slots=True)
-class _StepBatch:
-    """One forward pass: tokens end to end, one span per row, and where each row's logits begin."""
-
-    token_ids: list[int] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
-    logit_positions: list[int] = field(default_factory=list)
-    rows: list[_Row] = field(default_factory=list)
-    drafts: list[list[int]] = field(default_factory=list)  # per row; empty while its prompt is being read
-    first_logit: list[int | None] = field(default_factory=list)  # per row; None when its prompt is not finished
-
-    def add(self, row: _Row, tokens: Sequence[int], draft: list[int], num_logits: int) -> None:
-        """Append one row's tokens; the last `num_logits` of them get logits."""
-        start = len(self.token_ids)
-        self.token_ids.extend(tokens)
-        self.spans.append(Span(start, len(self.token_ids), row.slot, row.num_cached))
-        self.rows.append(row)
-        self.drafts.append(draft)
-        self.first_logit.append(len(self.logit_positions) if num_logits else None)
-        self.logit_positions.extend(range(len(self.token_ids) - num_logits, len(self.token_ids)))
+from specdeploy.runtime.request import GenerationRequest, RequestStats, RowUpdate
+from specdeploy.runtime.row import Row
+from specdeploy.runtime.step_batch import NO_DRAFT, StepBatch
+from specdeploy.runtime.usable_draft import depth_of, usable_draft
 
 
 class Engine:
@@ -81,16 +38,26 @@ class Engine:
         max_queue: int,
         prefill_chunk: int,
         num_token_ids: int | None = None,
+        cache: KvCache | None = None,
+        policy: DraftLengthPolicy | None = None,
+        clock: Callable[[], int] | None = None,
     ) -> None:
-        """`num_token_ids` is the tokenizer's length: rows of the vocabulary beyond it are padding, never emitted."""
+        """`num_token_ids` is the tokenizer's length: rows of the vocabulary beyond it are padding, never emitted.
+
+        `cache` is the target's key/value memory where a drafter shares it or it is bounded; else the engine makes one
+        of `max_rows` full contexts. `policy` chooses K below what a request allows (None: all of it). `clock` gives
+        nanoseconds; without one the policy learns no times.
+        """
         self._model = model
         self._num_token_ids = min(model.vocab_size, num_token_ids or model.vocab_size)
         self._drafter = drafter
-        self._cache = model.new_cache(max_rows)
+        self._cache = model.new_cache(max_rows) if cache is None else cache
+        self._policy = FixedDraftLength() if policy is None else policy
+        self._clock = clock
         self._max_queue = max_queue
         self._prefill_chunk = prefill_chunk
         self._waiting: deque[GenerationRequest] = deque()
-        self._rows: list[_Row] = []
+        self._rows: list[Row] = []
 
     @property
     def num_in_flight(self) -> int:
@@ -113,20 +80,15 @@ class Engine:
         return self._cache.num_slots - self._cache.num_free
 
     def submit(self, request: GenerationRequest) -> None:
-        """Queue a request. Raises RequestError when the queue is full or the prompt does not fit."""
-        if len(request.prompt_ids) >= self._model.max_seq_len:
+        """Queue a request. Raises RequestError when the queue is full or the request can never be served."""
+        self._check_prompt(request.prompt_ids)
+        num_tokens = len(request.prompt_ids) + self._max_output(request)
+        if num_tokens > self._cache.max_request_tokens:
             raise RequestError(
-                "text_input",
-                f"{len(request.prompt_ids)} tokens leave no room for output in a context of {self._model.max_seq_len}",
-                "Shorten the prompt or raise serving.max_seq_len",
-            )
-        if not request.prompt_ids:
-            raise RequestError("text_input", "no tokens", "Send a prompt with at least one token")
-        if max(request.prompt_ids) >= self._model.vocab_size:
-            raise RequestError(
-                "text_input",
-                f"token id {max(request.prompt_ids)} has no row in a vocabulary of {self._model.vocab_size}",
-                "The tokenizer knows more tokens than the checkpoint: leave such tokens out of the prompt",
+                "max_tokens",
+                f"prompt and output of up to {num_tokens} tokens do not fit into key/value memory for "
+                f"{self._cache.max_request_tokens}",
+                "Shorten the prompt, ask for fewer tokens or raise serving.kv_cache_tokens",
             )
         if len(self._waiting) >= self._cache.num_free + self._max_queue:
             raise RequestError(
@@ -136,9 +98,9 @@ class Engine:
 
     def cancel(self, request_id: str) -> RowUpdate | None:
         """End a request now, wherever it is; None when it is unknown or already over."""
-        for request in self._waiting:
+        for index, request in enumerate(self._waiting):
             if request.request_id == request_id:
-                self._waiting.remove(request)
+                del self._waiting[index]
                 return RowUpdate(request_id, (), None, "cancelled", RequestStats())
         for row in self._rows:
             if row.request.request_id == request_id:
@@ -157,126 +119,176 @@ class Engine:
         self._admit()
         if not self._rows:
             return []
+        self._plan()
+        start = self._now()
         batch = self._pack(self._draft())
-        output = self._model.forward(batch.token_ids, batch.spans, batch.logit_positions, self._cache)
-        return self._commit(batch, output.logits[:, : self._num_token_ids])
-
-    def _admit(self) -> None:
-        while self._waiting and self._cache.num_free:
-            request = self._waiting.popleft()
-            row = _Row(request, self._cache.allocate(), list(request.prompt_ids))
-            self._rows.append(row)
-            row.stats.was_allowed_to_draft = self._planned_draft_len(row) > 0
-
-    def _draft(self) -> dict[int, list[int]]:
-        """Draft tokens by slot, for decoding rows that may use any."""
-        if self._drafter is None:
-            return {}
-        wanting = [
-            DraftRow(row.slot, row.token_ids, draft_len)
-            for row in self._rows
-            if row.is_decoding and (draft_len := self._draft_len(row))
-        ]
-        return dict(zip((row.slot for row in wanting), self._drafter.propose(wanting), strict=True)) if wanting else {}
-
-    def _draft_len(self, row: _Row) -> int:
-        """K for this row now. The step emits one token more than it accepts, and none may exceed the row's limit."""
-        planned = self._planned_draft_len(row)
-        row.stats.was_allowed_to_draft |= planned > 0
-        return max(0, min(planned, self._max_output(row) - row.num_output - 1))
-
-    def _planned_draft_len(self, row: _Row) -> int:
-        return row.request.draft_len(self.num_in_flight) if self._drafter is not None else 0
-
-    def _max_output(self, row: _Row) -> int:
-        return min(row.request.max_tokens, self._model.max_seq_len - len(row.request.prompt_ids))
-
-    def _pack(self, drafts: dict[int, list[int]]) -> _StepBatch:
-        """Every decoding row, and as many prompt tokens of the others as one step may carry."""
-        batch = _StepBatch()
-        budget = self._prefill_chunk
-        for row in self._rows:
-            if row.is_decoding:
-                draft = drafts.get(row.slot, [])
-                batch.add(row, [row.token_ids[-1], *draft], draft, num_logits=len(draft) + 1)
-            elif budget > 0:
-                chunk = row.token_ids[row.num_cached : row.num_cached + budget]
-                budget -= len(chunk)
-                batch.add(row, chunk, [], num_logits=1 if len(chunk) == row.num_unread else 0)
-        return batch
-
-    def _commit(self, batch: _StepBatch, logits: torch.Tensor) -> list[RowUpdate]:
-        updates: list[RowUpdate] = []
-        argmax = torch.argmax(logits, dim=-1).tolist()
-        for row, draft, span, first in zip(batch.rows, batch.drafts, batch.spans, batch.first_logit, strict=True):
-            if first is None:
-                row.num_cached += span.end - span.start
-                self._prefill_drafter(row)
-                continue
-            is_prompt_done = not row.is_decoding
-            verification = self._verify(row, draft, logits[first : first + len(draft) + 1], argmax[first:])
-            row.num_cached += span.end - span.start - len(draft) + verification.num_accepted
-            if is_prompt_done:
-                self._prefill_drafter(row)
-            updates.append(self._emit(row, draft, verification, logits[first : first + len(draft) + 1]))
+        drafted = self._now()
+        output = self._model.forward(
+            batch.token_ids, batch.spans, batch.logit_positions, self._cache, hidden_layers=self._hidden_layers(batch)
+        )
+        updates = self._commit(batch, output.logits[:, : self._num_token_ids])
+        committed = self._now()
+        self._observe(batch, output.hidden)
+        if self._clock is not None:
+            draft_ns = drafted - start + self._now() - committed
+            self._policy.record_step(_timing(batch, draft_ns, committed - drafted))
+        self._remove_finished()
         return updates
 
-    def _prefill_drafter(self, row: _Row) -> None:
-        if self._drafter is not None and self._planned_draft_len(row):
-            self._drafter.prefill(row.slot, row.token_ids[: row.num_cached])
-
-    def _verify(self, row: _Row, draft: Sequence[int], logits: torch.Tensor, argmax: Sequence[int]) -> Verification:
-        """`logits` [len(draft) + 1, V] and their argmax, for the positions after the row's text."""
-        sampling = row.request.sampling
-        if sampling.is_greedy and not sampling.changes_logits:
-            return verify(draft, argmax.__getitem__)
-        output_ids = row.token_ids[len(row.request.prompt_ids) :]
-
-        def choose(index: int) -> int:
-            before = [*output_ids, *draft[:index]]
-            position_logits = adjusted_logits(
-                logits[index],
-                sampling,
-                prompt_ids=row.request.prompt_ids,
-                output_ids=before,
-                stop_ids=row.request.stop_ids,
+    def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
+        if len(prompt_ids) >= self._model.max_seq_len:
+            raise RequestError(
+                "text_input",
+                f"{len(prompt_ids)} tokens leave no room for output in a context of {self._model.max_seq_len}",
+                "Shorten the prompt or raise serving.max_seq_len",
             )
-            return choose_token(position_logits, sampling, len(before))
+        if not prompt_ids:
+            raise RequestError("text_input", "no tokens", "Send a prompt with at least one token")
+        if max(prompt_ids) >= self._model.vocab_size:
+            raise RequestError(
+                "text_input",
+                f"token id {max(prompt_ids)} has no row in a vocabulary of {self._model.vocab_size}",
+                "The tokenizer knows more tokens than the checkpoint: leave such tokens out of the prompt",
+            )
 
-        return verify(draft, choose)
+    def _admit(self) -> None:
+        """Give waiting requests a row, in order: one that does not fit now is not overtaken, or it might starve."""
+        while self._waiting:
+            request = self._waiting[0]
+            num_positions = self._num_positions(request)
+            slot = self._cache.allocate(num_positions)
+            if slot is None:
+                return
+            self._waiting.popleft()
+            row = Row.admit(request, slot, max_output=self._max_output(request), num_positions=num_positions)
+            self._rows.append(row)
 
-    def _emit(self, row: _Row, draft: Sequence[int], verification: Verification, logits: torch.Tensor) -> RowUpdate:
-        """Append the output tokens one by one up to the first that ends the request, and report them."""
-        emitted: list[int] = []
-        finish_reason: FinishReason | None = None
-        for token in verification.token_ids:
-            row.token_ids.append(token)
-            emitted.append(token)
-            finish_reason = self._finish_reason(row, token)
-            if finish_reason is not None:
-                break
-        row.stats.count_step(len(draft), min(verification.num_accepted, len(emitted)))
-        log_probs = None
-        if row.request.wants_log_probs:
-            chosen = torch.tensor(emitted, device=logits.device).unsqueeze(1)
-            log_softmax = torch.log_softmax(logits[: len(emitted)].float(), dim=-1)
-            log_probs = tuple(log_softmax.gather(1, chosen).squeeze(1).tolist())
-        if finish_reason is not None:
+    def _plan(self) -> None:
+        """What each row may draft at the load of this step."""
+        if self._drafter is None:
+            return
+        num_in_flight = self.num_in_flight
+        for row in self._rows:
+            row.planned_draft_len = row.request.draft_len(num_in_flight)
+            row.stats.was_allowed_to_draft |= row.planned_draft_len > 0
+
+    def _num_positions(self, request: GenerationRequest) -> int:
+        """Key/value memory of a row: its text, and its deepest draft as far as there can be room for it."""
+        num_draft = 0
+        if self._drafter is not None and (most := request.draft_len(1)):  # plans draft deepest at the lowest load
+            num_draft = self._drafter.max_draft_tokens(most)
+        num_text = len(request.prompt_ids) + self._max_output(request)
+        return min(num_text + num_draft, self._cache.max_request_tokens)
+
+    def _max_output(self, request: GenerationRequest) -> int:
+        return min(request.max_tokens, self._model.max_seq_len - len(request.prompt_ids))
+
+    def _draft(self) -> dict[int, tuple[Draft, int]]:
+        """By slot, for decoding rows that may use any: a draft and how deep it was asked to be."""
+        if self._drafter is None:
+            return {}
+        decoding = [row for row in self._rows if row.is_decoding]
+        asking = [
+            (row, draft_len) for row in decoding if (draft_len := self._draft_len(self._drafter, row, len(decoding)))
+        ]
+        if not asking:
+            return {}
+        drafts = self._drafter.propose([_draft_row(row, draft_len) for row, draft_len in asking])
+        return {
+            row.slot: (self._usable(row, draft, draft_len), draft_len)
+            for (row, draft_len), draft in zip(asking, drafts, strict=True)
+        }
+
+    def _draft_len(self, drafter: Drafter, row: Row, num_decoding: int) -> int:
+        """K for this row now. The step emits one token more than it accepts, and none may exceed the row's limit."""
+        cap = min(row.planned_draft_len, row.max_output - row.num_output - 1)
+        draft_len = self._policy.draft_len(row.slot, cap, num_decoding) if cap > 0 else 0
+        while draft_len and drafter.max_draft_tokens(draft_len) > row.num_free_positions:
+            draft_len -= 1
+        return draft_len
+
+    def _usable(self, row: Row, draft: Draft, draft_len: int) -> Draft:
+        return usable_draft(
+            draft,
+            max_depth=draft_len,
+            max_nodes=row.num_free_positions,
+            num_token_ids=self._num_token_ids,
+            guided=row.request.guided,
+            may_sample=row.may_sample_drafts,
+        )
+
+    def _pack(self, drafts: dict[int, tuple[Draft, int]]) -> StepBatch:
+        """Every decoding row, and as many prompt tokens of the others as one step may carry."""
+        batch = StepBatch(self._model.vocab_size)
+        for row in self._rows:
+            if row.is_decoding:
+                batch.add_decoding(row, *drafts.get(row.slot, (NO_DRAFT, 0)))
+        budget = self._prefill_chunk
+        for row in self._rows:
+            if budget > 0 and not row.is_decoding:
+                budget -= batch.add_prompt(row, budget)
+        return batch
+
+    def _hidden_layers(self, batch: StepBatch) -> tuple[int, ...]:
+        """The states the drafter reads, if it is told of any row of this step."""
+        if self._drafter is None or not any(step.row.planned_draft_len for step in batch.steps):
+            return ()
+        return self._drafter.hidden_layers
+
+    def _commit(self, batch: StepBatch, logits: torch.Tensor) -> list[RowUpdate]:
+        commit = Commit(logits, batch.steps, self._cache)
+        updates: list[RowUpdate] = []
+        for step in batch.steps:
+            update = commit.apply(step)
+            if update is not None:
+                updates.append(update)
+            if step.draft_len and step.row.finish_reason is None:  # a block cut short says nothing of the draft
+                self._policy.record(step.row.slot, depth_of(step.draft), len(step.kept_nodes))
+        return updates
+
+    def _observe(self, batch: StepBatch, hidden: torch.Tensor | None) -> None:
+        """Tell the drafter what the target has read of the rows it may draft for."""
+        if self._drafter is None:
+            return
+        observations = [
+            Observation(
+                step.row.slot,
+                step.row.token_ids,
+                step.row.num_cached,
+                None if hidden is None else step.hidden_of(hidden),
+            )
+            for step in batch.steps
+            if step.row.finish_reason is None and step.row.planned_draft_len
+        ]
+        if observations:
+            self._drafter.observe(observations)
+
+    def _remove_finished(self) -> None:
+        for row in [row for row in self._rows if row.finish_reason is not None]:
             self._leave(row)
-        return RowUpdate(row.request.request_id, tuple(emitted), log_probs, finish_reason, row.stats)
 
-    def _finish_reason(self, row: _Row, token: int) -> FinishReason | None:
-        request = row.request
-        # The matcher sees every token, also before min_tokens: it follows the text.
-        ends_with_stop_string = request.ends_with_stop_string is not None and request.ends_with_stop_string(token)
-        if token in request.stop_ids:
-            return "stop"
-        if ends_with_stop_string and row.num_output >= request.sampling.min_tokens:
-            return "stop"
-        return "length" if row.num_output >= self._max_output(row) else None
-
-    def _leave(self, row: _Row) -> None:
+    def _leave(self, row: Row) -> None:
         self._rows.remove(row)
         self._cache.release(row.slot)
+        self._policy.release(row.slot)
         if self._drafter is not None:
             self._drafter.release(row.slot)
+
+    def _now(self) -> int:
+        return 0 if self._clock is None else self._clock()
+
+
+def _draft_row(row: Row, draft_len: int) -> DraftRow:
+    sampling = row.request.sampling if row.may_sample_drafts else None
+    return DraftRow(row.slot, row.token_ids, draft_len, row.num_output, sampling)
+
+
+def _timing(batch: StepBatch, draft_ns: int, verify_ns: int) -> StepTiming:
+    return StepTiming(
+        num_rows=batch.num_decoding,
+        num_tokens=batch.num_decoding_tokens,
+        depth=max((depth_of(step.draft) for step in batch.steps), default=0),
+        draft_ns=draft_ns,
+        verify_ns=verify_ns,
+        has_prefill=batch.has_prefill,
+    )

@@ -6,7 +6,8 @@ target costs about twice as much (docs/benchmarks.md). Configs and rotary tables
 Shapes: N tokens of all rows of the step laid end to end, H hidden, V vocabulary, D head dim, Q/KV heads.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,21 @@ import torch.nn.functional as F
 
 from specdeploy.errors import CheckpointError
 from specdeploy.runtime.attention import Span, StepAttention
-from specdeploy.runtime.decoder_layer import LayerShape
+from specdeploy.runtime.decoder_layer import LayerAttention, LayerShape
 from specdeploy.runtime.kv_cache import KvCache
 from specdeploy.runtime.linear import Linear
 from specdeploy.runtime.rotary import rotary_tables
 from specdeploy.runtime.weights import CheckpointWeights
 
 # Architectures whose layers are: RMSNorm, grouped-query attention with rotary positions, gated SiLU MLP.
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SUPPORTED_ARCHITECTURES = (
+    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM",
+)  # fmt: skip
+
+# Layers of an architecture that only draft (`drafters.mtp`): the decoder leaves the tensors under this name alone.
+MTP_PREFIXES = {"MiMoForCausalLM": "model.mtp_layers."}
+# Model types that transformers has no class for, and the one whose decoder they are.
+_SAME_DECODER = {"mimo": "qwen2"}
 
 # In `hidden_layers`: the states after the final norm.
 FINAL_NORM = -1
@@ -60,22 +68,39 @@ class DecoderModel:
         `borrow_from`: the target, for a draft that has no embeddings of its own and shares the target's.
         Raises CheckpointError for an architecture, rotary scaling or attention window this decoder does not have.
         """
-        self.config = _load_config(folder)
+        config = _load_config(folder)
+        self._set_up(config, folder, dtype=dtype, device=device, max_seq_len=max_seq_len)
+        self._take_weights(CheckpointWeights(folder, dtype=dtype, device=device), borrow_from)
+
+    @classmethod
+    def from_config(
+        cls, config: Any, *, dtype: torch.dtype, device: torch.device, max_seq_len: int, seed: int = 0
+    ) -> "DecoderModel":
+        """A model of random weights, drawn where it will run: for measuring and for tests. Its text means nothing."""
+        from specdeploy.runtime.random_weights import RandomWeights
+
+        model = cls.__new__(cls)
+        weights = RandomWeights(config, dtype=dtype, device=device, seed=seed)
+        model._set_up(config, weights.folder, dtype=dtype, device=device, max_seq_len=max_seq_len)
+        model._take_weights(weights, None)
+        return model
+
+    def _set_up(self, config: Any, folder: Path, *, dtype: torch.dtype, device: torch.device, max_seq_len: int) -> None:
+        self.config = config
         self.dtype, self.device = dtype, device
         self.max_seq_len = max_seq_len
-        self.num_layers: int = self.config.num_hidden_layers
-        self.num_heads: int = self.config.num_attention_heads
-        self.num_kv_heads: int = self.config.num_key_value_heads
-        self.head_dim: int = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.num_heads
-        self.vocab_size: int = self.config.vocab_size
-        self._eps: float = self.config.rms_norm_eps
-        _check_supported(self.config, folder, max_seq_len)
-        cos, sin = rotary_tables(self.config, self.head_dim, max_seq_len, folder)
+        self.num_layers: int = config.num_hidden_layers
+        self.num_heads: int = config.num_attention_heads
+        self.num_kv_heads: int = config.num_key_value_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.num_heads
+        self.vocab_size: int = config.vocab_size
+        self._eps: float = config.rms_norm_eps
+        _check_supported(config, folder, max_seq_len)
+        cos, sin = rotary_tables(config, self.head_dim, max_seq_len, folder)
         self._cos, self._sin = cos.to(device, dtype), sin.to(device, dtype)  # [max_seq_len, D]
-        self._load_weights(folder, borrow_from)
 
-    def new_cache(self, num_slots: int) -> KvCache:
-        """Key/value memory for `num_slots` rows of this model."""
+    def new_cache(self, num_slots: int, *, num_tokens: int | None = None, extra_tokens: int = 0) -> KvCache:
+        """Key/value memory for `num_slots` rows of this model; the rest as KvCache says."""
         return KvCache(
             num_slots=num_slots,
             max_seq_len=self.max_seq_len,
@@ -84,6 +109,8 @@ class DecoderModel:
             head_dim=self.head_dim,
             dtype=self.dtype,
             device=self.device,
+            num_tokens=num_tokens,
+            extra_tokens=extra_tokens,
         )
 
     @torch.inference_mode()
@@ -114,14 +141,30 @@ class DecoderModel:
             dtype=self.dtype,
             device=self.device,
         )
-        cos = self._cos[attention.positions].unsqueeze(1)  # [N, 1, D]
-        sin = self._sin[attention.positions].unsqueeze(1)
-        hidden = F.embedding(tokens, self.embedding)  # [N, H]
-        captured = {0: hidden}
+        captured: dict[int, torch.Tensor] = {}
+        for index, hidden in enumerate(self.states(tokens, attention.positions, attention, cache, num_layers)):
+            captured[index] = hidden
+        return StepOutput(self._logits(hidden, logit_positions), self._stack(captured, hidden, hidden_layers))
+
+    def states(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        attention: LayerAttention,
+        cache: KvCache,
+        num_layers: int | None = None,
+    ) -> Iterator[torch.Tensor]:
+        """Hidden states [N, H] of token ids [N] at rotary positions [N]: the embeddings, then after each layer.
+
+        Fills the cache on the way. For steps of fixed shape; `forward` is this with everything around it.
+        """
+        cos = self._cos.index_select(0, positions).unsqueeze(1)  # [N, 1, D]
+        sin = self._sin.index_select(0, positions).unsqueeze(1)
+        hidden = F.embedding(tokens, self.embedding)
+        yield hidden
         for index, layer in enumerate(self._layers[:num_layers]):
             hidden = layer(hidden, cos, sin, attention, cache.keys[index], cache.values[index])
-            captured[index + 1] = hidden
-        return StepOutput(self._logits(hidden, logit_positions), self._stack(captured, hidden, hidden_layers))
+            yield hidden
 
     @property
     def num_logits(self) -> int:
@@ -137,9 +180,10 @@ class DecoderModel:
             return hidden.new_empty(0, self.num_logits)
         if len(positions) < hidden.shape[0]:
             hidden = hidden[torch.tensor(positions, dtype=torch.long, device=self.device)]
-        return self._lm_head(self._final(hidden))
+        return self._lm_head(self.final_norm(hidden))
 
-    def _final(self, hidden: torch.Tensor) -> torch.Tensor:
+    def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The last norm, before the head: [P, H] -> [P, H]."""
         return F.rms_norm(hidden, (hidden.shape[1],), self._final_norm, self._eps)
 
     def _stack(
@@ -147,10 +191,9 @@ class DecoderModel:
     ) -> torch.Tensor | None:
         if not hidden_layers:
             return None
-        return torch.cat([self._final(last) if n == FINAL_NORM else captured[n] for n in hidden_layers], dim=1)
+        return torch.cat([self.final_norm(last) if n == FINAL_NORM else captured[n] for n in hidden_layers], dim=1)
 
-    def _load_weights(self, folder: Path, borrow_from: "DecoderModel | None") -> None:
-        weights = CheckpointWeights(folder, dtype=self.dtype, device=self.device)
+    def _take_weights(self, weights: CheckpointWeights, borrow_from: "DecoderModel | None") -> None:
         self.embedding = _embedding(weights, self.config, borrow_from)  # [V, H]
         shape = LayerShape(self.num_heads, self.num_kv_heads, self.head_dim, self._eps)
         self._layers = [weights.take_layer(f"model.layers.{index}", shape) for index in range(self.num_layers)]
@@ -160,9 +203,13 @@ class DecoderModel:
         if self.target_ids is not None and self.config.tie_word_embeddings:
             head = head[self.target_ids]
         if self.target_ids is not None and len(head) != len(self.target_ids):
-            raise CheckpointError(f"{folder}: lm_head has {len(head)} rows, d2t {len(self.target_ids)}. Trim it again")
+            raise CheckpointError(
+                f"{weights.folder}: lm_head has {len(head)} rows, d2t {len(self.target_ids)}. Trim it again"
+            )
         self._lm_head = Linear(head)
         weights.discard("lm_head.weight")  # some exporters store the tied copy too
+        if (mtp := MTP_PREFIXES.get(self.config.architectures[0])) is not None:
+            weights.discard_under(mtp)
         weights.check_all_taken(self.config.architectures[0])
 
 
@@ -184,9 +231,31 @@ def _load_config(folder: Path) -> Any:
     from transformers import AutoConfig
 
     try:
+        settings = json.loads((folder / "config.json").read_text())
+        model_type = _SAME_DECODER.get(str(settings.get("model_type"))) if isinstance(settings, dict) else None
+        if model_type is not None:
+            return AutoConfig.for_model(**(settings | {"model_type": model_type}))
         return AutoConfig.from_pretrained(folder)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: config.json cannot be read: {error}") from None
+
+
+def context_of(folder: Path) -> int:
+    """Most positions that the checkpoint in `folder` can be run for: those it was made for, within its window."""
+    config = _load_config(folder)
+    return min(_max_positions(config), _window(config) or _max_positions(config))
+
+
+def _max_positions(config: Any) -> int:
+    rope = config.rope_parameters
+    scaled_positions = int((rope.get("original_max_position_embeddings") or 0) * (rope.get("factor") or 1.0))
+    return max(int(config.max_position_embeddings), scaled_positions)  # YaRN configs state the unscaled number
+
+
+def _window(config: Any) -> int | None:
+    window: int | None = getattr(config, "sliding_window", None)
+    uses_window = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
+    return window if uses_window else None
 
 
 def _check_supported(config: Any, folder: Path, max_seq_len: int) -> None:
@@ -196,9 +265,7 @@ def _check_supported(config: Any, folder: Path, max_seq_len: int) -> None:
             f"{folder}/config.json: architectures: {architecture} is not supported by the torch lane. "
             f"Use one of {', '.join(SUPPORTED_ARCHITECTURES)}"
         )
-    rope = config.rope_parameters
-    scaled_positions = int((rope.get("original_max_position_embeddings") or 0) * (rope.get("factor") or 1.0))
-    max_positions = max(config.max_position_embeddings, scaled_positions)  # YaRN configs state the unscaled number
+    max_positions = _max_positions(config)
     if max_seq_len > max_positions:
         raise CheckpointError(
             f"{folder}/config.json: max_position_embeddings: {max_positions} is below "
@@ -206,9 +273,8 @@ def _check_supported(config: Any, folder: Path, max_seq_len: int) -> None:
         )
     if config.hidden_act not in ("silu", "swish"):
         raise CheckpointError(f"{folder}/config.json: hidden_act: {config.hidden_act} is not supported. Only silu is")
-    window = getattr(config, "sliding_window", None)
-    uses_window = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
-    if window is not None and uses_window and window < max_seq_len:
+    window = _window(config)
+    if window is not None and window < max_seq_len:
         raise CheckpointError(
             f"{folder}/config.json: sliding_window: {window} is below serving.max_seq_len {max_seq_len}. "
             "The torch lane has full attention only: lower serving.max_seq_len to the window"

@@ -41,23 +41,22 @@ class SamplingParams:
         return self.temperature == 0.0 or self.top_k == 1
 
     @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens of the text so far act on the logits."""
+        return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty)
+
+    @property
     def changes_logits(self) -> bool:
         """Whether anything but temperature and truncation acts on the logits."""
-        return bool(
-            self.repetition_penalty != 1.0
-            or self.presence_penalty
-            or self.frequency_penalty
-            or self.logit_bias
-            or self.bad_words
-            or self.min_tokens
-        )
+        return bool(self.has_penalties or self.logit_bias or self.bad_words or self.min_tokens)
 
 
 class GuidedOutput(Protocol):
     """A grammar at one place of one request's output."""
 
     def mask_logits(self, logits: torch.Tensor) -> None:
-        """Set the logits [V] of tokens that may not come next to -inf, in place; nothing while it is not active."""
+        """Set the logits [V] of tokens that may not come next to -inf, in place. While it is not active yet, little
+        or nothing."""
 
     def accept(self, token_id: int) -> None:
         """One more output token. It was allowed by `mask_logits`."""
@@ -69,6 +68,10 @@ class GuidedOutput(Protocol):
     @property
     def is_finished(self) -> bool:
         """Nothing but the end may follow."""
+
+    @property
+    def is_stuck(self) -> bool:
+        """Nothing may follow and the output must not end here: it cannot be what was asked for any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +99,9 @@ class RequestStats:
     """Counts over one request. `num_accepted_tokens` are draft tokens that were emitted.
 
     `was_allowed_to_draft` says that K was above 0 at some point, also when the drafter then had nothing to propose;
-
     `num_steps` target forwards that emitted a token; `num_drafts` steps with at least one draft token;
-    `num_accepted_tokens_per_pos[i]` drafts whose tokens 0..i were all accepted.
+    `num_accepted_tokens_per_pos[i]` drafts whose tokens of depth 0..i were all accepted. Of a tree every token that was
+    verified counts as a draft token, so its acceptance rate is low by nature.
 
     `source` is `measured`, `derived:<how>` or `unavailable:<why>`; of an unavailable count nothing is reported.
     `num_steps` is None where steps cannot be seen. `off_reason` is set by an engine that did not draft for a reason of

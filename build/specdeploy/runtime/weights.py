@@ -12,14 +12,21 @@ from specdeploy.runtime.linear import Linear
 class CheckpointWeights:
     """All tensors of the safetensors files in a folder, handed out by name in one dtype and on one device."""
 
-    def __init__(self, folder: Path, *, dtype: torch.dtype, device: torch.device) -> None:
-        """Raises CheckpointError when a file cannot be read or there is none."""
+    def __init__(self, folder: Path, *, dtype: torch.dtype, device: torch.device, prefix: str = "") -> None:
+        """`prefix` leaves out, unread, every tensor whose name does not start with it.
+
+        Raises CheckpointError when a file cannot be read or there is none.
+        """
         self.folder = folder
         self._dtype, self._device = dtype, device
-        self._tensors = _read_safetensors(folder)
+        self._tensors = _read_safetensors(folder, prefix)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """Shape of a tensor that was not taken yet; None when there is none of that name."""
+        return tuple(self._tensors[name].shape) if name in self._tensors else None
 
     def take(self, name: str) -> torch.Tensor:
         """The tensor in the model's dtype. Raises CheckpointError when it is missing."""
@@ -74,6 +81,10 @@ class CheckpointWeights:
         """Leave a tensor out on purpose: a second copy of one that was taken."""
         self._tensors.pop(name, None)
 
+    def discard_under(self, prefix: str) -> None:
+        """Leave tensors out on purpose: those that belong to something else in the same folder."""
+        self._tensors = {name: tensor for name, tensor in self._tensors.items() if not name.startswith(prefix)}
+
     def check_all_taken(self, architecture: str) -> None:
         """Raises CheckpointError naming a tensor that nothing read: leaving it out would change the output."""
         leftover = [name for name in self._tensors if not name.endswith("rotary_emb.inv_freq")]
@@ -84,9 +95,8 @@ class CheckpointWeights:
             )
 
 
-def _read_safetensors(folder: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+def _read_safetensors(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError, safe_open
 
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -94,7 +104,8 @@ def _read_safetensors(folder: Path) -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = {}
     for file in files:
         try:
-            weights.update(load_file(file))
+            with safe_open(file, framework="pt") as opened:
+                weights.update({name: opened.get_tensor(name) for name in opened.keys() if name.startswith(prefix)})  # noqa: SIM118 - no mapping
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file}: not a readable safetensors file: {error}") from None
     return weights

@@ -4,6 +4,7 @@ Lane torch starts the server itself. The TensorRT-LLM lanes start the launch.sh 
 their container only, and with the versions the build was made with.
 """
 
+import ipaddress
 import os
 import secrets
 import shlex
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from specdeploy.config.load import LoadedDeployment
 from specdeploy.config.schema import ServingConfig
-from specdeploy.contract import Lane
+from specdeploy.contract import ConstrainedPolicy, IntegrityReport, Lane, Status
 from specdeploy.errors import ServerError, SpecDeployError
 from specdeploy.manifest import CurrentBuild, load_current_build
 from specdeploy.serving.installation import (
@@ -34,6 +35,7 @@ _EXIT_TIMEOUT_S = 10
 _STUB_TIMEOUT_S = 300
 LAUNCH_SCRIPT = "launch.sh"
 SHM_PREFIX_VARIABLE = "SPECDEPLOY_SHM_PREFIX"
+CANARY_VARIABLE = "SPECDEPLOY_CANARY"
 _START_TIMEOUT_S = 300.0
 # Engines and snapshots of hundreds of gigabytes are read from disk before the server answers.
 _LARGE_START_TIMEOUT_S = 3600.0
@@ -53,6 +55,7 @@ class LaunchPlan:
     installation: ServerInstallation
     shm_prefix: str
     lane: Lane = Lane.TORCH
+    is_canary: bool = False
 
     @property
     def log_path(self) -> Path:
@@ -91,6 +94,9 @@ class LaunchPlan:
     def environment(self) -> dict[str, str]:
         """The environment of the server."""
         environment = server_environment(self.installation, self.engines_root, os.environ)
+        environment.pop(CANARY_VARIABLE, None)
+        if self.is_canary:
+            environment[CANARY_VARIABLE] = "1"
         if self.lane is not Lane.TORCH:
             environment[SHM_PREFIX_VARIABLE] = self.shm_prefix
         return environment
@@ -98,7 +104,7 @@ class LaunchPlan:
     def describe(self) -> str:
         """The command as one would type it, with the environment that matters."""
         environment = self.environment()
-        names = ("LD_LIBRARY_PATH", "PATH", ENGINES_ROOT_VARIABLE, SHM_PREFIX_VARIABLE)
+        names = ("LD_LIBRARY_PATH", "PATH", ENGINES_ROOT_VARIABLE, SHM_PREFIX_VARIABLE, CANARY_VARIABLE)
         changed = [name for name in names if name in environment and environment[name] != os.environ.get(name)]
         parts = [f"{name}={shlex.quote(environment[name])}" for name in changed]
         return " \\\n  ".join(["env", *parts, *(shlex.quote(part) for part in self.command())])
@@ -112,15 +118,17 @@ def plan_launch(
     state_root: Path,
     installation: ServerInstallation | None = None,
     installed: Installed | None = None,
+    is_canary: bool = False,
 ) -> LaunchPlan:
     """Check that what was built and packed is what the config asks for. Raises `ServerError` naming all that is not.
 
     `installation` and `installed` (versions of TensorRT-LLM and what it needs) are looked for where not given.
+    `is_canary`: a server for trying out, on this machine alone (see `ConstrainedPolicy`).
     """
     config = loaded.config
     is_vendor_lane = config.lane is not Lane.TORCH
     repository = repo_root / config.name
-    problems: list[str] = []
+    problems = _canary_problems(loaded) if is_canary else []
     if is_vendor_lane:
         installation = installation or find_container()
         problems += place_problems(config, engines_root, repository, is_in_container=installation is not None)
@@ -132,6 +140,8 @@ def plan_launch(
     try:
         current = load_current_build(engines_root, config.name)
         problems += _build_problems(current, loaded, engines_root)
+        if config.speculation.constrained is ConstrainedPolicy.ON and not is_canary:
+            problems += _integrity_problems(current, loaded, engines_root)
         if is_vendor_lane:
             problems += runtime_problems(engines_root, current.build_id, installed)
     except SpecDeployError as error:
@@ -152,12 +162,45 @@ def plan_launch(
         installation=installation or find_installation(),
         shm_prefix=new_shm_prefix(config.name),
         lane=config.lane,
+        is_canary=is_canary,
     )
 
 
 def new_shm_prefix(deployment: str) -> str:
     """A prefix for shared memory that no other start of any server has."""
     return f"specdeploy_{deployment}_{secrets.token_hex(4)}_"
+
+
+def _canary_problems(loaded: LoadedDeployment) -> list[str]:
+    host = loaded.config.serving.host
+    problems = []
+    if loaded.config.lane is not Lane.TORCH:
+        problems.append(f"{loaded.path}: lane: {loaded.config.lane} has no canary servers. Serve it without --canary")
+    try:
+        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        reason = f"{host} can be reached from other machines, a canary server must not be"
+        problems.append(f"{loaded.path}: serving.host: {reason}. Write 127.0.0.1, or serve it without --canary")
+    return problems
+
+
+def _integrity_problems(current: CurrentBuild, loaded: LoadedDeployment, engines_root: Path) -> list[str]:
+    """`speculation.constrained: on` needs a passed report of this very build."""
+    name, dtype = loaded.config.name, loaded.config.dtype.value
+    path = engines_root / "integrity" / f"{current.build_id}-{name}.json"
+    wanted = f"{loaded.path}: speculation.constrained: on needs a passed integrity report of build {current.build_id}"
+    remedy = f"Run: specdeploy serve {name} --canary, then: {make_command('verify', name)}, or write off"
+    try:
+        report = IntegrityReport.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return [f"{wanted}, and {path} does not exist. {remedy}"]
+    except (OSError, ValueError) as error:
+        return [f"{wanted}, and {path} cannot be read: {error}. {remedy}"]
+    if (report.deployment, report.build_id, report.dtype) != (name, current.build_id, dtype):
+        return [f"{wanted}, and {path} is of another. {remedy}"]
+    return [] if report.status is Status.PASS else [f"{wanted}, and {path} says {report.status}. {remedy}"]
 
 
 def _build_problems(current: CurrentBuild, loaded: LoadedDeployment, engines_root: Path) -> list[str]:

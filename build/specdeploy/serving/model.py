@@ -3,10 +3,12 @@
 Runs inside Triton's Python backend. Requests are parsed on Triton's thread and answered from the adapter's thread.
 """
 
+import importlib.util
 import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,10 @@ from specdeploy.serving.metrics import ServingMetrics
 from specdeploy.serving.request import ServingLimits, ServingRequest, parse_request
 from specdeploy.serving.responses import final_tensors, message_tensors
 from specdeploy.serving.router import route
-from specdeploy.serving.tokenizer import count_token_ids, load_tokenizer
+from specdeploy.serving.tokenizer import count_emittable_ids, load_tokenizer
 
 ENGINES_ROOT_VARIABLE = "SPECDEPLOY_ENGINES_ROOT"
+CANARY_VARIABLE = "SPECDEPLOY_CANARY"
 ERROR_PREFIX = "specdeploy: "  # lets `serve` find the cause of a failed start in Triton's log
 
 
@@ -43,7 +46,8 @@ class TritonPythonModel:
             self._tokenizer = load_tokenizer(engines_root / build.target_folder)
             self._eos_ids = _eos_ids(engines_root / build.target_folder)
             self._limits = _limits(build, self._tokenizer, engines_root / build.target_folder)
-            self._adapter: Adapter = _load_adapter(build, engines_root)
+            self._is_canary = os.environ.get(CANARY_VARIABLE) == "1"
+            self._adapter: Adapter = _load_adapter(build, engines_root, is_canary=self._is_canary)
             self._metrics = ServingMetrics(build, getattr(self._adapter, "num_threads", None), pb_utils.MetricFamily)
         except SpecDeployError as error:
             raise pb_utils.TritonModelException(f"{ERROR_PREFIX}{error}") from None
@@ -73,7 +77,11 @@ class TritonPythonModel:
     def _responder(self, request: Any, sender: Any, parsed: ServingRequest, arrival_ns: int) -> "_Responder":
         segment = parsed.segment if parsed.segment in self._segments else OTHER_SEGMENT
         off_reason = route(
-            self._adapter.plan, segment=parsed.segment, num_draft_tokens=parsed.num_draft_tokens
+            self._adapter.plan,
+            segment=parsed.segment,
+            num_draft_tokens=parsed.num_draft_tokens,
+            is_constrained=parsed.guide is not None,
+            is_canary=self._is_canary,
         ).off_reason
         return _Responder(
             sender=sender,
@@ -179,7 +187,7 @@ def _send_error(sender: Any, message: str) -> None:
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
-def _load_adapter(build: CurrentBuild, engines_root: Path) -> Adapter:
+def _load_adapter(build: CurrentBuild, engines_root: Path, *, is_canary: bool) -> Adapter:
     # Imported late: the other lanes' containers need not carry what this one needs.
     if build.config.lane is Lane.TRTLLM_ENGINE:
         from specdeploy.serving.adapters.trtllm_engine import TrtllmEngineAdapter
@@ -192,7 +200,7 @@ def _load_adapter(build: CurrentBuild, engines_root: Path) -> Adapter:
         return TrtllmLlmapiAdapter(build, engines_root)
     from specdeploy.serving.adapters.torch import TorchAdapter
 
-    return TorchAdapter(build, engines_root)
+    return TorchAdapter(build, engines_root, is_canary=is_canary)
 
 
 def _eos_ids(folder: Path) -> frozenset[int]:
@@ -208,10 +216,11 @@ def _eos_ids(folder: Path) -> frozenset[int]:
 
 def _limits(build: CurrentBuild, tokenizer: Tokenizer, folder: Path) -> ServingLimits:
     longest = max(len(piece.encode()) for piece in tokenizer.get_vocab())
-    vocab_size = json.loads((folder / "config.json").read_text()).get("vocab_size")
-    if not isinstance(vocab_size, int):
-        raise SpecDeployError(f"{folder / 'config.json'}: vocab_size: {vocab_size} is no number. Fetch the file again")
-    num_token_ids = min(vocab_size, count_token_ids(tokenizer))
+    limits = ServingLimits(build.config.serving.max_seq_len, count_emittable_ids(tokenizer, folder), longest)
     section = build.config.tensorrt_llm
-    serves_guides = section is not None and section.guided_decoding_backend is not None
-    return ServingLimits(build.config.serving.max_seq_len, num_token_ids, longest, serves_guides)
+    if section is not None:
+        return replace(limits, serves_guides=section.guided_decoding_backend is not None)
+    if importlib.util.find_spec("xgrammar") is None:
+        reason = "guides are enforced by the package xgrammar, which is not installed where this server runs"
+        return replace(limits, no_guides_reason=reason)
+    return replace(limits, serves_guides=True)

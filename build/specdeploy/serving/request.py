@@ -50,12 +50,14 @@ _NEUTRAL_VALUE = {
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
     """What the deployment allows: context length, ids that can be emitted (padding rows of the vocabulary left out)
-    and the longest token in UTF-8 bytes. `serves_guides`: whether its engine enforces guided decoding."""
+    and the longest token in UTF-8 bytes. `serves_guides`: whether its engine enforces guided decoding; if not,
+    `no_guides_reason` says why."""
 
     max_seq_len: int
     num_token_ids: int
     longest_token_bytes: int
     serves_guides: bool = False
+    no_guides_reason: str = "nothing in this deployment enforces it (no guided decoding backend)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def _guide(tensors: Tensors, limits: ServingLimits) -> Guide | None:
         return Guide(guide_type, guide or "")
     raise RequestError(
         "guided_decoding_guide_type",
-        "nothing in this deployment enforces it (no guided decoding backend)",
+        limits.no_guides_reason,
         "Leave out guided_decoding_guide_type and guided_decoding_guide; an unenforced constraint is never accepted",
     )
 
@@ -204,6 +206,7 @@ def _sampling(tensors: Tensors, tokenizer: Tokenizer, limits: ServingLimits, min
         bad_words=_bad_words(tensors, tokenizer, limits),
         min_tokens=min_tokens,
         seed=secrets.randbits(64) if seed is None else int(seed),
+        has_own_seed=seed is not None,
     )
 
 

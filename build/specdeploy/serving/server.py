@@ -56,6 +56,7 @@ class ServerState(ContractModel):
     shm_prefix: str
     log_path: str
     started_at: str
+    is_canary: bool = False
 
 
 class ServerStatus(ContractModel):
@@ -116,6 +117,9 @@ def _check_serves_plan(running: ServerState, plan: LaunchPlan) -> None:
         )
     if running.config_digest != plan.config_digest:
         raise ServerError(f"{plan.deployment}: already running (pid {running.pid}) with an older config. {stop_first}")
+    if running.is_canary != plan.is_canary:
+        kind = "a canary server" if running.is_canary else "no canary server"
+        raise ServerError(f"{plan.deployment}: already running (pid {running.pid}) as {kind}. {stop_first}")
     if not is_ready(running):
         raise ServerError(
             f"{plan.deployment}: already running (pid {running.pid}) but not ready yet; "
@@ -152,6 +156,7 @@ def _spawn(plan: LaunchPlan) -> ServerState:
         build_id=plan.build_id,
         config_digest=plan.config_digest,
         shm_prefix=plan.shm_prefix,
+        is_canary=plan.is_canary,
         log_path=str(log),
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -1,8 +1,11 @@
 """The target's tokenizer as serving needs it."""
 
+import json
 from pathlib import Path
 
 from tokenizers import Tokenizer
+
+from specdeploy.errors import SpecDeployError
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -17,3 +20,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def count_token_ids(tokenizer: Tokenizer) -> int:
     """One more than the highest id: ids may have holes, and rows of the vocabulary beyond are padding."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def count_emittable_ids(tokenizer: Tokenizer, folder: Path) -> int:
+    """Ids that both the tokenizer and the checkpoint in `folder` know. Raises SpecDeployError."""
+    vocab_size = json.loads((folder / "config.json").read_text()).get("vocab_size")
+    if not isinstance(vocab_size, int):
+        raise SpecDeployError(f"{folder / 'config.json'}: vocab_size: {vocab_size} is no number. Fetch the file again")
+    return min(vocab_size, count_token_ids(tokenizer))

@@ -5,7 +5,7 @@ Sources are named by the commit of TensorRT-LLM they were read at.
 
 from collections.abc import Iterator
 
-from specdeploy.config.schema import EagleConfig, MedusaConfig
+from specdeploy.config.methods import EagleConfig, MedusaConfig
 from specdeploy.contract import ConstrainedPolicy, DraftLenRange, Lane, Method, unsupported_reason
 from specdeploy.errors import Violation
 from specdeploy.trtllm.rule import METHODS_WITH_HEAD, DeploymentFacts, Refusal

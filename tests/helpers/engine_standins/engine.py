@@ -120,7 +120,9 @@ class StandInEngine:
         )
         self.vocab_size = self._model.vocab_size
         self._cache = self._model.new_cache(1)
-        self._slot = self._cache.allocate()
+        slot = self._cache.allocate(self._cache.max_request_tokens)
+        assert slot is not None
+        self._slot = slot
         self._lock = threading.Lock()
         self._stopped: set[str] = set()
 

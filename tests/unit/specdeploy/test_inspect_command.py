@@ -192,17 +192,3 @@ def test_a_deployment_is_inspected_at_its_own_tensor_parallelism(pair: Path, cap
     path = write_deployment(pair / "configs", "uneven", overrides)
     assert cli.run(["inspect", str(path), "--engines-root", str(pair / "engines")]) == cli.EXIT_FAIL
     assert "do not divide by 7 GPUs" in " ".join(capsys.readouterr().out.split())
-
-
-@pytest.mark.parametrize("policy", ["canary", "on"])
-def test_a_policy_for_constrained_requests_that_is_not_served_is_not_built(
-    pair: Path, capsys: Capture, policy: str
-) -> None:
-    """Built all the same, every constrained request would be refused although the config promises them."""
-    overrides = {
-        "target": {"checkpoint": str(pair / "target")},
-        "speculation": {"method": "ngram", "max_draft_len": 3, "constrained": policy},
-    }
-    path = write_deployment(pair / "configs", "guided", overrides)
-    assert cli.run(["build", str(path), "--engines-root", str(pair / "engines")]) == cli.EXIT_FAIL
-    assert f"speculation.constrained: {policy} is not served by this version" in capsys.readouterr().err

@@ -23,6 +23,7 @@ from specdeploy_client.bench import (
 from specdeploy_client.integrity import check_integrity
 from specdeploy_client.records import load_records
 from specdeploy_client.server_facts import SegmentCounters, ServerFacts
+from specdeploy_client.stats import MIN_PAIRS
 from specdeploy_client.summary import planned_draft_lens
 from specdeploy_client.transport import ServerUnreachableError
 from unit.specdeploy_client.fabricate import MockTransport
@@ -96,10 +97,12 @@ def test_full_supports_p90_and_says_that_prompts_repeat(deployment: LoadedDeploy
 
 def test_row_adds_the_floor_arm_over_the_same_prompts(deployment: LoadedDeployment) -> None:
     plan = plan_bench(deployment, BenchOptions(BUDGETS["row"]), str)
-    pair, floor = plan.cells
-    assert (pair.concurrency, floor.concurrency) == (1, 4)
-    assert (pair.draft_lens, floor.draft_lens) == ({Arm.OFF: 0, Arm.ON: 4}, {Arm.FLOOR: 0})
-    assert pair.requests == floor.requests
+    assert [cell.segment for cell in plan.cells] == ["chat", "chat", "code_edit", "code_edit"]
+    for pair, floor in (plan.cells[:2], plan.cells[2:]):
+        assert (pair.concurrency, floor.concurrency) == (1, 4)
+        assert (pair.draft_lens, floor.draft_lens) == ({Arm.OFF: 0, Arm.ON: 4}, {Arm.FLOOR: 0})
+        assert pair.requests == floor.requests
+        assert len(pair.requests) >= MIN_PAIRS
 
 
 def test_the_command_line_overrides_the_budget(deployment: LoadedDeployment) -> None:

@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 from specdeploy.contract import GateConfig, IntegrityReport, PlannedDraftLen, RunSummary, Status, Verdict
 from specdeploy_client import cli, session
 from specdeploy_client.artifacts import write_model
+from specdeploy_client.bench import write_counters
 from specdeploy_client.console import integrity_panel, run_table, truth_line, verdict_panel, void_notes
 from specdeploy_client.gate import judge
+from specdeploy_client.records import RecordWriter
 from specdeploy_client.server_facts import SegmentCounters, ServerFacts
 from unit.specdeploy_client.fabricate import MockTransport, make_cell, make_record, make_summary
 
@@ -80,9 +82,28 @@ def test_gate_exit_codes(tmp_path: Path, speedup: float, exit_code: int) -> None
 def test_report_writes_a_page_with_further_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _save(tmp_path / "a", make_cell(concurrency=4))
     _save(tmp_path / "b", make_cell(), deployment="demo-bf16", dtype="bfloat16")
-    assert cli.main(["report", "--artifact-dir", str(tmp_path / "a"), "--also", str(tmp_path / "b")]) == 0
-    assert "demo-bf16" in (tmp_path / "a" / "report.html").read_text(encoding="utf-8")
-    assert "report.html" in capsys.readouterr().out
+    _save(tmp_path / "c", make_cell(concurrency=4), deployment="demo-eagle3")
+    also = ["--also", str(tmp_path / "b"), "--also", str(tmp_path / "c")]
+    assert cli.main(["report", "--artifact-dir", str(tmp_path / "a"), *also]) == 0
+    page = (tmp_path / "a" / "report.html").read_text(encoding="utf-8")
+    assert "demo-bf16" in page
+    assert "demo-eagle3" in page
+    shown = capsys.readouterr().out
+    assert "Methods side by side" in shown
+    assert "report.html" in shown
+
+
+def test_a_report_explains_its_ratio_from_the_records_beside_it(tmp_path: Path) -> None:
+    records = make_cell(speedup=0.6)
+    _save(tmp_path, records)
+    with RecordWriter(tmp_path / "records.jsonl") as writer:
+        for record in records:
+            writer.write(record)
+    write_counters(tmp_path / "server_counters.json", {"chat": SegmentCounters(100, 300, 55, (40, 15))})
+    assert cli.main(["report", "--artifact-dir", str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "accepts 1.00 tokens per step; a step takes 3.3" in page
+    assert "0.40 0.15" in page
 
 
 @pytest.mark.parametrize(

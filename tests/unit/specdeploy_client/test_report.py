@@ -111,10 +111,51 @@ def test_the_page_carries_verdict_decisions_and_definitions(page: str) -> None:
     assert "\N{EN DASH}" in text  # percentiles that 20 requests do not support
 
 
+def _method(method: str, speedup: float, *, counters: bool = True) -> ReportInput:
+    records = (*make_cell("code_edit", 1, speedup=speedup), *make_cell("chat", 1, speedup=speedup, seed=1))
+    summary = make_summary(records, deployment=f"demo-{method}", dtype="bfloat16")
+    return ReportInput(
+        summary.model_copy(update={"method": method}),
+        records=records,
+        counters={"chat": SegmentCounters(10, 30, 6, (4, 2, 0))} if counters else None,
+    )
+
+
+def _methods_section(page: str) -> str:
+    section = page.split('<section aria-labelledby="methods">')[1].split("</section>")[0]
+    return " ".join(re.sub(r"<[^>]+>", " ", section).split())
+
+
+@pytest.mark.parametrize("num_further", [0, 1, 3])
+def test_methods_stand_side_by_side(num_further: int) -> None:
+    further = [_method("ngram", 1.9), _method("draft_model", 0.6), _method("eagle3", 1.0, counters=False)][:num_further]
+    page = render_report(_input(make_summary(_records(), planned=PLANNED)), further)
+    _check_page(page)
+    text = _methods_section(page)
+    if not further:
+        assert text.startswith("Does drafting pay, and why")
+        assert text.count("at once") == 4  # every cell of the only run
+        return
+    assert text.startswith("Methods side by side")
+    assert text.count("at once") == 2
+    assert "ngram, float32" in text
+    for run, outcome in zip(further, ("pays", "does not pay", "not decided"), strict=False):
+        assert text.count(f"{run.summary.method}, bfloat16") == 2
+        assert f"{outcome} :" in text
+    assert "0.40 0.20 0.00" in text
+
+
+def test_a_run_without_records_shows_dashes_for_its_steps() -> None:
+    text = _methods_section(render_report(ReportInput(_method("ngram", 1.9).summary)))
+    assert "\N{EN DASH} \N{EN DASH} \N{EN DASH} pays : what a step costs is not known" in text
+
+
 def test_text_from_files_is_escaped() -> None:
     summary = make_summary(_records(), planned=PLANNED, environment={"note": "<script>alert(1)</script>"})
-    page = render_report(ReportInput(summary))
+    named = summary.model_copy(update={"method": "<script>alert(2)</script>"})
+    page = render_report(ReportInput(named), [ReportInput(summary)])
     assert "<script" not in page
+    assert "&lt;script&gt;alert(2)" in _methods_section(page)
     _check_page(page)
 
 

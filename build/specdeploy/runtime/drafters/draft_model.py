@@ -1,88 +1,110 @@
-"""A smaller checkpoint with the target's tokenizer drafts token by token, greedily, all rows at once."""
+"""A smaller checkpoint with the target's tokenizer drafts token by token, all rows at once."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-import torch
-
-from specdeploy.runtime.attention import Span
-from specdeploy.runtime.drafters.base import DraftRow
+from specdeploy.runtime.drafters.base import Draft, DraftRow, Observation
+from specdeploy.runtime.drafters.rollout import Rollout, Unread
 from specdeploy.runtime.model import DecoderModel
+
+
+@dataclass(slots=True)
+class _Cached:
+    """What a slot's cache holds: `num_read` tokens of the row's text, then the `drafted` tokens, right or wrong."""
+
+    num_read: int = 0
+    drafted: list[int] = field(default_factory=list)
+
+    def keep_accepted(self, token_ids: Sequence[int]) -> None:
+        """Count drafted tokens that became text. The newest token is always read again: its logits are wanted."""
+        for token in self.drafted:
+            if self.num_read >= len(token_ids) - 1 or token_ids[self.num_read] != token:
+                break
+            self.num_read += 1
+        self.drafted.clear()
+        self.num_read = min(self.num_read, len(token_ids) - 1)
 
 
 class DraftModelDrafter:
     """Keeps its own key/value memory, slot for slot beside the target's.
 
-    After a step the draft's cache may hold tokens the target rejected; before the next draft everything cached since
-    the last one is compared with the row's text, so no feedback about acceptance is needed and none can be missed.
+    After a step its cache may hold tokens the target rejected; before the next draft those cached since the last one
+    are compared with the row's text, so no feedback about acceptance is needed and none can be missed.
+
+    A prompt is read as the target reads it. A row that is behind, because nothing was drafted for it for a while,
+    catches up along with the drafts of the others, and gets none until it has.
     """
 
     def __init__(
-        self, model: DecoderModel, *, num_slots: int, prefill_chunk: int = 256, num_token_ids: int | None = None
+        self, model: DecoderModel, *, num_slots: int, prefill_chunk: int = 256, vocab_size: int | None = None
     ) -> None:
-        """`num_token_ids` is the target's tokenizer length: ids beyond it are padding rows, never proposed. A row that
-        is behind, because nothing was drafted for it for a while, reads `prefill_chunk` tokens a step until it is not.
+        """`vocab_size` is the number of tokens the engine chooses from (logit columns it keeps): ids beyond it are
+        padding, never proposed. None: as many as the draft model has. Where sampled drafts meet a target, it must be
+        the engine's own number. At most `prefill_chunk` tokens of rows that are behind are read in a call.
         """
         self._model = model
         self._prefill_chunk = prefill_chunk
-        self._num_token_ids = model.vocab_size if num_token_ids is None else num_token_ids
-        self._cache = model.new_cache(num_slots)
-        self._cached: dict[int, list[int]] = {}  # slot -> tokens whose keys and values are in the cache
-        self._agreed: dict[int, int] = {}  # slot -> how many of them are known to be the row's text
+        self._rollout = Rollout(model, model.new_cache(num_slots), vocab_size=vocab_size or model.vocab_size)
+        self._cached: dict[int, _Cached] = {}
 
-    def prefill(self, slot: int, token_ids: Sequence[int]) -> None:
-        """Read the prompt as far as the target has, so that the first draft need not."""
-        cached = self._cached.setdefault(slot, [])
-        pending = list(token_ids[len(cached) : self._model.max_seq_len])[: self._prefill_chunk]
-        if pending:
-            self._model.forward(pending, [Span(0, len(pending), slot, len(cached))], [], self._cache)
-            cached.extend(pending)
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """None: it reads the text alone."""
+        return ()
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
-        """Draft each row's `draft_len` tokens; rows beyond the draft's own context get none."""
-        drafts: list[list[int]] = [[] for _ in rows]
-        pending: dict[int, list[int]] = {}
-        for index, row in enumerate(rows):
-            # Position len(token_ids) - 1 + draft_len - 1 is the last one this row would write.
-            if row.draft_len and len(row.token_ids) + row.draft_len - 1 <= self._model.max_seq_len:
-                unread = self._pending(row)
-                if len(unread) <= self._prefill_chunk:
-                    pending[index] = unread
-                else:
-                    self.prefill(row.slot, row.token_ids)
-        while pending:
-            for index, token in zip(list(pending), self._next_tokens(rows, pending), strict=True):
-                drafts[index].append(token)
-                if len(drafts[index]) < rows[index].draft_len:
-                    pending[index] = [token]
-                else:
-                    del pending[index]
+    def max_draft_tokens(self, draft_len: int) -> int:
+        """A chain."""
+        return draft_len
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Read prompts as far as the target has. What follows a prompt's last chunk is read with the next draft."""
+        budget = self._prefill_chunk
+        behind: list[Unread] = []
+        for seen in observations:
+            if seen.num_read < len(seen.token_ids) - 1 < self._model.max_seq_len:  # a longer text is never drafted for
+                text = self._read_on(seen.slot, seen.token_ids, seen.num_read, budget)
+                budget -= len(text.token_ids)
+                behind.append(text)
+        self._rollout.draft([], [], [text for text in behind if text.token_ids])
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
+        """Each row's draft, cut at the draft's own context; rows beyond that and rows that are behind get none."""
+        budget = self._prefill_chunk
+        ready: dict[int, Unread] = {}
+        behind: list[Unread] = []
+        for index, num_unread in self._by_num_unread(rows):
+            row = rows[index]
+            # A few unread tokens cost no more than a draft: those rows never wait for the ones far behind.
+            if num_unread - 1 <= max(row.draft_len, budget):
+                ready[index] = self._read_on(row.slot, row.token_ids, len(row.token_ids), num_unread)
+                budget -= num_unread - 1
+            elif budget > 0:
+                behind.append(self._read_on(row.slot, row.token_ids, len(row.token_ids) - 1, budget))
+                budget = 0
+        drafts = [Draft()] * len(rows)
+        drafted = self._rollout.draft([rows[index] for index in ready], list(ready.values()), behind)
+        for index, draft in zip(ready, drafted, strict=True):
+            drafts[index] = draft
+            self._cached[rows[index].slot].drafted.extend(draft.token_ids[:-1])  # nothing has read the last one
         return drafts
 
     def release(self, slot: int) -> None:
         """Forget what the slot holds."""
         self._cached.pop(slot, None)
-        self._agreed.pop(slot, None)
 
-    def _pending(self, row: DraftRow) -> list[int]:
-        """Drop cached tokens that are not the row's text; return the text not cached yet (at least one token)."""
-        cached = self._cached.setdefault(row.slot, [])
-        agreed = self._agreed.get(row.slot, 0)
-        while agreed < min(len(cached), len(row.token_ids) - 1) and cached[agreed] == row.token_ids[agreed]:
-            agreed += 1
-        del cached[agreed:]
-        self._agreed[row.slot] = agreed
-        return list(row.token_ids[agreed:])
+    def _by_num_unread(self, rows: Sequence[DraftRow]) -> list[tuple[int, int]]:
+        """(index, unread tokens) of the rows within the draft's context, least first."""
+        unread = []
+        for index, row in enumerate(rows):
+            if self._rollout.depth_of(row):
+                cached = self._cached.setdefault(row.slot, _Cached())
+                cached.keep_accepted(row.token_ids)
+                unread.append((index, len(row.token_ids) - cached.num_read))
+        return sorted(unread, key=lambda item: item[1])
 
-    def _next_tokens(self, rows: Sequence[DraftRow], pending: dict[int, list[int]]) -> list[int]:
-        """One batched draft step over the rows still drafting; returns the argmax of each."""
-        token_ids: list[int] = []
-        spans: list[Span] = []
-        for index, tokens in pending.items():
-            cached = self._cached[rows[index].slot]
-            spans.append(Span(len(token_ids), len(token_ids) + len(tokens), rows[index].slot, len(cached)))
-            token_ids.extend(tokens)
-            cached.extend(tokens)
-        logits = self._model.forward(token_ids, spans, [span.end - 1 for span in spans], self._cache).logits
-        if self._model.target_ids is None:
-            return torch.argmax(logits[:, : self._num_token_ids], dim=-1).tolist()
-        return self._model.target_ids[torch.argmax(logits, dim=-1)].tolist()  # a trimmed lm_head has no padding rows
+    def _read_on(self, slot: int, token_ids: Sequence[int], end: int, limit: int) -> Unread:
+        """The next at most `limit` unread tokens before `end`, counted as read from now on."""
+        cached = self._cached.setdefault(slot, _Cached())
+        start = cached.num_read
+        cached.num_read = max(start, min(end, start + limit))
+        return Unread(slot, start, token_ids[start : cached.num_read])

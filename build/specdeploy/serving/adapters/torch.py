@@ -10,19 +10,25 @@ from pathlib import Path
 
 import torch
 
+from specdeploy.config.method_rules import tree_of
+from specdeploy.config.schema import DeploymentConfig, SpeculationConfig
 from specdeploy.contract import DeploymentPlan, Method
 from specdeploy.errors import RequestError, SpecDeployError
 from specdeploy.manifest import CurrentBuild
-from specdeploy.runtime.drafters import Drafter, DraftModelDrafter, NgramDrafter
+from specdeploy.runtime.assemble import EngineSettings, load_engine
 from specdeploy.runtime.engine import Engine
-from specdeploy.runtime.model import TORCH_DTYPES, DecoderModel
-from specdeploy.runtime.request import GenerationRequest, RowUpdate
+from specdeploy.runtime.grammar import GrammarCompiler
+from specdeploy.runtime.model import TORCH_DTYPES
+from specdeploy.runtime.request import GenerationRequest, GuidedOutput, RowUpdate
 from specdeploy.serving.adapters.base import Sink
+from specdeploy.serving.guides import GuideThread
 from specdeploy.serving.request import ServingRequest
 from specdeploy.serving.router import route
-from specdeploy.serving.tokenizer import count_token_ids, load_tokenizer
+from specdeploy.serving.tokenizer import count_emittable_ids, count_token_ids, load_tokenizer
 
 _WAITING_ASKED_PER_STEP = 8
+
+_Guided = GuidedOutput | SpecDeployError | None  # what became of a guide, None where there was none
 
 _log = logging.getLogger(__name__)
 
@@ -36,12 +42,16 @@ def resolve_num_threads(configured: int) -> int:
 class TorchAdapter:
     """Owns the engine and the only thread that touches it. Requests reach it through a queue."""
 
-    def __init__(self, build: CurrentBuild, engines_root: Path) -> None:
-        """Load the checkpoints of `build` and start the thread. Raises SpecDeployError when they cannot be served."""
+    def __init__(self, build: CurrentBuild, engines_root: Path, *, is_canary: bool = False) -> None:
+        """Load the checkpoints of `build` and start the thread. Raises SpecDeployError when they cannot be served.
+
+        `is_canary`: clients may ask for drafts of constrained requests where the plan says canary.
+        """
         self._build = build
+        self._is_canary = is_canary
         self.num_threads = resolve_num_threads(build.config.runtime.threads)
-        self._engine_of: Callable[[], Engine] = lambda: _load_engine(build, engines_root)
-        self._inbox: queue.SimpleQueue[tuple[ServingRequest, Sink] | None] = queue.SimpleQueue()
+        self._engine_of: Callable[[], Engine] = lambda: load_build_engine(build, engines_root)
+        self._inbox: queue.SimpleQueue[tuple[ServingRequest, Sink, _Guided] | None] = queue.SimpleQueue()
         self._sinks: dict[str, Sink] = {}
         self._num_submitted = 0
         self._num_received = 0
@@ -54,6 +64,12 @@ class TorchAdapter:
         self._is_ready.wait()
         if self._load_error is not None:
             raise self._load_error
+        compiler = _guide_compiler(build, engines_root)
+        self._guides = GuideThread(
+            lambda request: _guided_output(compiler, request),
+            lambda request, sink, guided: self._inbox.put((request, sink, guided)),
+            max_waiting=build.config.serving.max_rows + build.config.serving.max_queue,
+        )
 
     @property
     def plan(self) -> DeploymentPlan:
@@ -71,12 +87,16 @@ class TorchAdapter:
         return 0 if self._engine is None else self._engine.num_slots_in_use
 
     def submit(self, request: ServingRequest, sink: Sink) -> None:
-        """Hand a request to the engine thread."""
+        """Hand a request to the engine thread, once its guide is compiled."""
         self._num_submitted += 1
-        self._inbox.put((request, sink))
+        if request.guide is None:
+            self._inbox.put((request, sink, None))
+        else:
+            self._guides.submit(request, sink)
 
     def close(self) -> None:
-        """Fail what is in flight and stop the thread."""
+        """Fail what is in flight and stop the threads."""
+        self._guides.close()
         self._inbox.put(None)
         self._thread.join()
 
@@ -123,11 +143,14 @@ class TorchAdapter:
         item = self._inbox.get()
         if item is None:
             return False
-        request, sink = item
+        request, sink, guided = item
         request_id = str(self._num_received)
         self._num_received += 1
+        if isinstance(guided, SpecDeployError):  # not raised: its traceback would keep the sink alive
+            _fail(sink, str(guided))
+            return True
         try:
-            engine.submit(self._generation_request(request_id, request, sink))
+            engine.submit(self._generation_request(request_id, request, sink, guided))
             self._sinks[request_id] = sink
         except RequestError as error:
             _fail(sink, str(error))
@@ -146,8 +169,16 @@ class TorchAdapter:
             engine.cancel(update.request_id)
             _fail(sink, f"the answer could not be sent: {error!r}")
 
-    def _generation_request(self, request_id: str, request: ServingRequest, sink: Sink) -> GenerationRequest:
-        routed = route(self.plan, segment=request.segment, num_draft_tokens=request.num_draft_tokens)
+    def _generation_request(
+        self, request_id: str, request: ServingRequest, sink: Sink, guided: GuidedOutput | None
+    ) -> GenerationRequest:
+        routed = route(
+            self.plan,
+            segment=request.segment,
+            num_draft_tokens=request.num_draft_tokens,
+            is_constrained=guided is not None,
+            is_canary=self._is_canary,
+        )
         return GenerationRequest(
             request_id=request_id,
             prompt_ids=request.prompt_ids,
@@ -157,6 +188,7 @@ class TorchAdapter:
             draft_len=routed.draft_len,
             ends_with_stop_string=sink.accept,
             wants_log_probs=request.wants_log_probs,
+            guided=guided,
         )
 
     def _cancel_gone(self, engine: Engine) -> None:
@@ -187,37 +219,57 @@ def _fail(sink: Sink, message: str) -> None:
         _log.exception("reporting a failed request failed")
 
 
-def _load_engine(build: CurrentBuild, engines_root: Path) -> Engine:
-    config = build.config
-    dtype = TORCH_DTYPES[config.dtype.value]
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    serving = config.serving
-    target = engines_root / build.target_folder
-    model = DecoderModel(target, dtype=dtype, device=device, max_seq_len=serving.max_seq_len)
-    num_token_ids = count_token_ids(load_tokenizer(target))
-    return Engine(
-        model,
-        _load_drafter(build, engines_root, dtype, device, num_token_ids),
-        max_rows=serving.max_rows,
-        max_queue=serving.max_queue,
-        prefill_chunk=serving.prefill_chunk,
-        num_token_ids=num_token_ids,
+def _guide_compiler(build: CurrentBuild, engines_root: Path) -> GrammarCompiler:
+    folder = engines_root / build.target_folder
+    tokenizer = load_tokenizer(folder)
+    return GrammarCompiler(
+        tokenizer,
+        num_token_ids=count_emittable_ids(tokenizer, folder),
+        thinking_end=build.config.serving.thinking_end,
     )
 
 
-def _load_drafter(
-    build: CurrentBuild, engines_root: Path, dtype: torch.dtype, device: torch.device, num_token_ids: int
-) -> Drafter:
-    config = build.config
-    if config.speculation.method is Method.NGRAM:
-        return NgramDrafter(**config.speculation.ngram.model_dump())
-    if config.speculation.method is Method.DRAFT_MODEL and build.draft_folder is not None:
-        folder = engines_root / build.draft_folder
-        draft = DecoderModel(folder, dtype=dtype, device=device, max_seq_len=config.serving.max_seq_len)
-        return DraftModelDrafter(
-            draft,
-            num_slots=config.serving.max_rows,
-            prefill_chunk=config.serving.prefill_chunk,
-            num_token_ids=num_token_ids,
-        )
-    raise SpecDeployError(f"speculation.method: {config.speculation.method} is not served by the torch lane")
+def _guided_output(compiler: GrammarCompiler, request: ServingRequest) -> GuidedOutput:
+    if request.guide is None:
+        raise ValueError("the request has no guide")
+    return compiler.guided_output(request.guide.kind, request.guide.text, request.stop_ids)
+
+
+def load_build_engine(build: CurrentBuild, engines_root: Path) -> Engine:
+    """The engine of a build. Raises SpecDeployError for what cannot be served."""
+    target = engines_root / build.target_folder
+    draft = None if build.draft_folder is None else engines_root / build.draft_folder
+    return load_engine(target, draft, _engine_settings(build.config, count_token_ids(load_tokenizer(target))))
+
+
+def _engine_settings(config: DeploymentConfig, num_token_ids: int) -> EngineSettings:
+    """What the YAML says, as the runtime takes it."""
+    speculation, serving = config.speculation, config.serving
+    trees = {method: tree_of(speculation, method) for method in (Method.EAGLE, Method.EAGLE3, Method.MEDUSA)}
+    return EngineSettings(
+        method=speculation.method,
+        dtype=TORCH_DTYPES[config.dtype.value],
+        device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+        max_draft_len=speculation.max_draft_len,
+        max_rows=serving.max_rows,
+        max_queue=serving.max_queue,
+        max_seq_len=serving.max_seq_len,
+        prefill_chunk=serving.prefill_chunk,
+        num_token_ids=num_token_ids,
+        kv_cache_tokens=serving.kv_cache_tokens,
+        is_draft_len_dynamic=speculation.dynamic_draft_len is not False,  # null = true
+        min_ngram_size=_min_ngram_size(speculation),
+        max_ngram_size=speculation.ngram.max_matching_ngram_size,
+        min_suffix_size=speculation.suffix.min_matching_size,
+        num_skip_layers=speculation.layer_skip.num_layers,
+        trees={method: tree.choices for method, tree in trees.items() if tree is not None and tree.choices is not None},
+    )
+
+
+def _min_ngram_size(speculation: SpeculationConfig) -> int:
+    """As written; where `auto` leaves it open, full-length matches only: short ones are mostly wrong, and there is a
+    model to ask instead."""
+    ngram = speculation.ngram
+    if speculation.method is Method.AUTO and "min_matching_ngram_size" not in ngram.model_fields_set:
+        return ngram.max_matching_ngram_size
+    return ngram.min_matching_ngram_size

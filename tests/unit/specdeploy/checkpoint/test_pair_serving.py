@@ -67,6 +67,30 @@ def test_a_dense_draft_half_as_heavy_as_the_active_experts_is_no_go() -> None:
     )
 
 
+def test_a_draft_that_borrows_its_rows_reads_them_like_its_own() -> None:
+    """Parameters of a draft whose logits come from the target's embedding: all its rows, or those that d2t keeps."""
+    target = info(
+        "t", 200e6, hidden_size=500, tie_word_embeddings=True, vocabulary=VocabularySizes(embedding_rows=100_000)
+    )
+    facts: dict[str, Any] = {"hidden_size": 500, "tie_word_embeddings": True, "parameters_from": "headers"}
+    bare = info("bare", 30e6, vocabulary=VocabularySizes(config_vocab_size=100_000), **facts)
+
+    assert draft_cost_ratio(target, bare) == pytest.approx((30 + 50) / 200)
+    assert draft_cost_ratio(target, bare, num_kept=20_000) == pytest.approx((30 + 10) / 200)
+
+
+@pytest.mark.parametrize("lane", [None, *Lane])
+def test_only_the_torch_lane_insists_on_the_targets_context(lane: Lane | None) -> None:
+    short, long = info("short", 1e9, max_positions=2048), info("long", 1e9, max_positions=8192)
+
+    target_short = only(judge(short, long, lane=lane, max_seq_len=4096), "context-short")
+    draft_short = only(judge(long, short, lane=lane, max_seq_len=4096), "context-short")
+
+    assert target_short.severity is (Severity.FAILURE if lane is Lane.TORCH else Severity.WARNING)
+    assert draft_short.severity is Severity.WARNING
+    assert ("decoded undrafted" in draft_short.detail) is (lane is Lane.TORCH)
+
+
 def test_a_table_that_is_only_looked_up_costs_nothing() -> None:
     rows = VocabularySizes(lm_head_rows=8000, embedding_rows=100_000)
     trimmed = info("trimmed", 150e6, hidden_size=500, vocabulary=rows)  # 50M of them are the embedding

@@ -42,7 +42,13 @@ def test_loads_by_name_and_by_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "segments"), [("demo", ["code_edit", "chat", "summarisation"]), ("demo-bf16", ["code_edit"])]
+    ("name", "segments"),
+    [
+        ("demo", ["code_edit", "chat", "summarisation"]),
+        ("demo-bf16", ["code_edit", "chat"]),
+        ("demo-eagle3", ["chat", "code_edit"]),
+        ("demo-draft-model", ["chat", "code_edit"]),
+    ],
 )
 def test_checked_in_deployments_load(name: str, segments: list[str]) -> None:
     config = load_deployment(name, REPO / "configs").config
@@ -51,9 +57,11 @@ def test_checked_in_deployments_load(name: str, segments: list[str]) -> None:
 
 
 def test_checked_in_demos_can_be_compared_and_served_at_once() -> None:
-    demo, bf16 = (load_deployment(name, REPO / "configs").config for name in ("demo", "demo-bf16"))
+    names = ("demo", "demo-bf16", "demo-eagle3", "demo-draft-model")
+    demo, bf16, *others = configs = [load_deployment(name, REPO / "configs").config for name in names]
     ports = {"http_port", "grpc_port", "metrics_port"}
-    assert {getattr(demo.serving, port) for port in ports}.isdisjoint(getattr(bf16.serving, port) for port in ports)
+    assert len({getattr(config.serving, port) for config in configs for port in ports}) == len(configs) * len(ports)
+    assert {config.target.checkpoint for config in others} == {demo.target.checkpoint}
     same = ("lane", "target", "speculation", "runtime")
     assert [getattr(bf16, field) for field in same] == [getattr(demo, field) for field in same]
     assert bf16.serving.model_copy(update={port: getattr(demo.serving, port) for port in ports}) == demo.serving
@@ -175,9 +183,9 @@ def test_everything_wrong_is_reported_at_once(tmp_path: Path) -> None:
         ),
         ({"speculation": {"method": "eagle3", "max_draft_len": 4}}, "speculation.draft", "eagle3 needs a draft"),
         (
-            {"speculation": {"method": "layer_skip", "max_draft_len": 4, "draft": {"checkpoint": "x"}}},
+            {"speculation": {"method": "suffix", "max_draft_len": 4, "draft": {"checkpoint": "x"}}},
             "speculation.draft",
-            "layer_skip needs no checkpoint",
+            "suffix needs no checkpoint",
         ),
         ({"speculation": {"method": "lookahead", "max_draft_len": 83}}, "speculation.method", "has no method"),
         ({"speculation": {"method": "lookahead", "max_draft_len": 4}}, "speculation.max_draft_len", "is not the 83"),

@@ -10,15 +10,8 @@ from pydantic import ValidationError
 
 from helpers.deployment_files import write_deployment
 from specdeploy.config.load import load_deployment
-from specdeploy.config.schema import (
-    DeploymentConfig,
-    LookaheadConfig,
-    MedusaConfig,
-    SpeculationConfig,
-    TensorRtLlmConfig,
-    TreePaths,
-    lookahead_draft_len,
-)
+from specdeploy.config.methods import LookaheadConfig, MedusaConfig, TreePaths, lookahead_draft_len
+from specdeploy.config.schema import DeploymentConfig, SpeculationConfig, TensorRtLlmConfig
 from specdeploy.contract import SUPPORTED, Lane, Method
 from specdeploy.errors import ConfigError, Violation
 
@@ -36,6 +29,9 @@ SPECULATION: dict[Method, dict[str, Any]] = {
     Method.REDRAFTER: HEADS | {"max_draft_len": 5},
     Method.LOOKAHEAD: {"max_draft_len": 83},
     Method.NGRAM: {"max_draft_len": 4},
+    Method.SUFFIX: {"max_draft_len": 8},
+    Method.LAYER_SKIP: {"max_draft_len": 3, "layer_skip": {"num_layers": 2}},
+    Method.AUTO: HEADS | {"max_draft_len": 4},
     Method.MTP: {"max_draft_len": 1},
 }
 
@@ -246,7 +242,10 @@ def test_a_section_of_another_method_is_refused_and_not_ignored(
 ) -> None:
     (violation,) = violations_of(tmp_path, speculate(Method.DRAFT_MODEL, **{section: value}))
     assert violation.key == f"speculation.{section}"
-    assert violation.reason == f"only method {section} reads it, not draft_model"
+    readers = f"only method {section} reads it"
+    if section in ("ngram", "medusa", "eagle"):
+        readers = f"only methods {section} and auto read it"
+    assert violation.reason == f"{readers}, not draft_model"
 
 
 @pytest.mark.parametrize("method", [Method.EAGLE, Method.EAGLE3, Method.MEDUSA, Method.REDRAFTER])

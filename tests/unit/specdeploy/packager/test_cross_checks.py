@@ -257,3 +257,14 @@ def test_the_engine_with_the_smallest_cache_limits() -> None:
 
 def test_without_engines_the_rows_limit() -> None:
     assert effective_concurrency(make_config(), ()).limit == "serving.max_rows 8"
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(100_000_000, 8), (3 * 2048 + 5, 3), (100, 1)])
+def test_bounded_memory_of_lane_torch_limits_full_requests(tokens: int, expected: int) -> None:
+    config = make_config()
+    serving = config.serving.model_copy(update={"kv_cache_tokens": tokens, "max_rows": 8, "max_seq_len": 2048})
+
+    found = effective_concurrency(config.model_copy(update={"serving": serving}), ())
+
+    assert found.num_requests == expected
+    assert ("kv_cache_tokens" in found.limit) is (expected < 8)

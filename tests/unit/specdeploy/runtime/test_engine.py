@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from helpers.scripted_drafter import ScriptedDrafter
+from helpers.scripted_drafter import ScriptedDrafter, ScriptedTreeDrafter
 from specdeploy.errors import RequestError
 from specdeploy.runtime.drafters import Drafter, DraftModelDrafter, NgramDrafter
 from specdeploy.runtime.engine import Engine
@@ -38,9 +39,8 @@ def request(
     return replace(base, **fields)  # type: ignore[arg-type]
 
 
-def engine(model: DecoderModel, drafter: Drafter | None = None, **limits: int) -> Engine:
-    settings = {"max_rows": 6, "max_queue": 16, "prefill_chunk": 64} | limits
-    return Engine(model, drafter, **settings)
+def engine(model: DecoderModel, drafter: Drafter | None = None, **settings: Any) -> Engine:
+    return Engine(model, drafter, **{"max_rows": 6, "max_queue": 16, "prefill_chunk": 64} | settings)
 
 
 class Outputs:
@@ -150,6 +150,26 @@ def test_ragged_acceptance_side_by_side(
         assert stats.num_accepted_tokens_per_pos == sorted(stats.num_accepted_tokens_per_pos, reverse=True)
 
 
+@pytest.mark.parametrize("num_wrong", [1, 3])
+@pytest.mark.parametrize("prefill_chunk", [4, 64])
+def test_trees_side_by_side(
+    target: DecoderModel, plain: dict[tuple[int, ...], list[int]], num_wrong: int, prefill_chunk: int
+) -> None:
+    """Every row takes another path of its tree, and rows with chains of one token are in the batch too."""
+    drafter = ScriptedTreeDrafter(
+        dict(plain), lambda prompt, step: (PROMPTS.index(prompt) + step) % 5, num_wrong=num_wrong
+    )
+    cache = target.new_cache(6, extra_tokens=drafter.max_draft_tokens(4))
+    subject = engine(target, drafter, prefill_chunk=prefill_chunk, cache=cache)
+    outputs = run(subject, [request(p, draft_len=(4, 1)[i % 2]) for i, p in enumerate(PROMPTS)])
+    assert outputs.tokens == {str(prompt): tokens for prompt, tokens in plain.items()}
+    for stats in outputs.stats.values():
+        assert stats.num_steps == NUM_TOKENS - stats.num_accepted_tokens
+        assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+        assert len(stats.num_accepted_tokens_per_pos) <= 4
+        assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens
+
+
 def test_rows_join_and_leave_and_mix_draft_lengths(
     target: DecoderModel, plain: dict[tuple[int, ...], list[int]]
 ) -> None:
@@ -176,37 +196,78 @@ def test_a_long_prompt_does_not_stop_the_others(target: DecoderModel) -> None:
     assert "long" in {update.request_id for update in updates}
 
 
+Script = Callable[[dict[tuple[int, ...], list[int]]], ScriptedDrafter]
+
+# Blocks of K = 5: all accepted, the third token wrong, changing from step to step, and the same as trees.
+SCRIPTS: dict[str, Script] = {
+    "perfect": lambda texts: ScriptedDrafter(dict(texts), lambda prompt, step: 5),
+    "wrong at 2": lambda texts: ScriptedDrafter(dict(texts), lambda prompt, step: 2),
+    "changing": lambda texts: ScriptedDrafter(dict(texts), lambda prompt, step: (0, 1, 4, 5)[step % 4]),
+    "perfect tree": lambda texts: ScriptedTreeDrafter(dict(texts), lambda prompt, step: 5),
+    "changing tree": lambda texts: ScriptedTreeDrafter(dict(texts), lambda prompt, step: (5, 0, 3, 1)[step % 4]),
+}
+with_each_script = pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+
+
 @pytest.mark.parametrize("offset", range(6))
+@with_each_script
 def test_a_stop_id_ends_the_output_at_every_place_of_a_block(
-    target: DecoderModel, plain: dict[tuple[int, ...], list[int]], offset: int
+    target: DecoderModel, plain: dict[tuple[int, ...], list[int]], offset: int, script: Script
 ) -> None:
-    """K = 5 and everything accepted: the stop token falls on each offset of a block in turn."""
+    """The stop token falls on each offset of a block in turn; another stop id comes later."""
     prompt = PROMPTS[2]
     tokens = plain[prompt]
     position = next(i for i in range(6 + offset, len(tokens)) if tokens[i] not in tokens[:i])
-    drafter = ScriptedDrafter({prompt: tokens}, lambda prompt, step: 5)
-    stopping = [request(prompt, draft_len=5, stop_ids=frozenset({tokens[position], 9999}))]
-    outputs = run(engine(target, drafter), stopping)
+    drafter = script(plain)
+    stop_ids = frozenset({tokens[position], 9999} | (set(tokens[position:]) - set(tokens[:position])))
+    outputs = run(engine(target, drafter), [request(prompt, draft_len=5, stop_ids=stop_ids)])
     assert outputs.tokens[str(prompt)] == tokens[: position + 1]
     assert outputs.finish[str(prompt)] == "stop"
+    stats = outputs.stats[str(prompt)]
+    assert stats.num_accepted_tokens == position + 1 - (stats.num_steps or 0) or stats.num_accepted_tokens == (
+        position + 2 - (stats.num_steps or 0)
+    )  # the last step has no token of the target's own when the stop token was drafted
     assert drafter.released == [0]
 
 
-@pytest.mark.parametrize("max_tokens", range(1, 13))
-def test_max_tokens_is_exact(target: DecoderModel, plain: dict[tuple[int, ...], list[int]], max_tokens: int) -> None:
+@pytest.mark.parametrize("place", range(1, 13))
+@with_each_script
+def test_a_stop_string_ends_the_request_at_its_token(
+    target: DecoderModel, plain: dict[tuple[int, ...], list[int]], place: int, script: Script
+) -> None:
     prompt = PROMPTS[0]
-    drafter = ScriptedDrafter({prompt: plain[prompt]}, lambda prompt, step: 5)
-    outputs = run(engine(target, drafter), [request(prompt, draft_len=5, max_tokens=max_tokens)])
+    told: list[int] = []
+
+    def ends_here(token: int) -> bool:
+        told.append(token)
+        return len(told) == place
+
+    outputs = run(engine(target, script(plain)), [request(prompt, draft_len=5, ends_with_stop_string=ends_here)])
+    assert outputs.tokens[str(prompt)] == told == plain[prompt][:place]
+    assert outputs.finish[str(prompt)] == "stop"
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 13))
+@with_each_script
+def test_max_tokens_is_exact(
+    target: DecoderModel, plain: dict[tuple[int, ...], list[int]], max_tokens: int, script: Script
+) -> None:
+    prompt = PROMPTS[0]
+    outputs = run(engine(target, script(plain)), [request(prompt, draft_len=5, max_tokens=max_tokens)])
     assert outputs.tokens[str(prompt)] == plain[prompt][:max_tokens]
     assert outputs.finish[str(prompt)] == "length"
 
 
 @pytest.mark.parametrize("room", range(1, 9))
-def test_the_context_limit_is_exact(target: DecoderModel, draft: DecoderModel, room: int) -> None:
+@pytest.mark.parametrize("script", [None, *SCRIPTS.values()], ids=["draft model", *SCRIPTS])
+def test_the_context_limit_is_exact(
+    target: DecoderModel, draft: DecoderModel, room: int, script: Script | None
+) -> None:
     prompt = tuple(range(10, 10 + MAX_SEQ_LEN - room))
     expected = run(engine(target), [request(prompt, max_tokens=50)]).tokens[str(prompt)]
     assert len(expected) == room
-    outputs = run(engine(target, draft_model(draft)), [request(prompt, draft_len=4, max_tokens=50)])
+    drafter = draft_model(draft) if script is None else script({prompt: expected})
+    outputs = run(engine(target, drafter), [request(prompt, draft_len=4, max_tokens=50)])
     assert outputs.tokens[str(prompt)] == expected
 
 
@@ -262,16 +323,28 @@ def test_different_seeds_differ(target: DecoderModel) -> None:
     assert len({tuple(tokens) for tokens in run(engine(target), requests).tokens.values()}) == 6
 
 
+@with_each_script
 def test_log_probs_are_the_targets_and_one_per_token(
-    target: DecoderModel, plain: dict[tuple[int, ...], list[int]]
+    target: DecoderModel, plain: dict[tuple[int, ...], list[int]], script: Script
 ) -> None:
     prompt = PROMPTS[2]
     alone = run(engine(target), [request(prompt, wants_log_probs=True)])
-    drafter = ScriptedDrafter({prompt: plain[prompt]}, lambda prompt, step: step % 4)
-    drafted = run(engine(target, drafter), [request(prompt, draft_len=3, wants_log_probs=True)])
+    drafted = run(engine(target, script(plain)), [request(prompt, draft_len=5, wants_log_probs=True)])
     assert len(drafted.log_probs[str(prompt)]) == NUM_TOKENS
     assert drafted.log_probs[str(prompt)] == pytest.approx(alone.log_probs[str(prompt)], abs=1e-4)
     assert all(value < 0 for value in drafted.log_probs[str(prompt)])
+
+
+def test_log_probs_of_a_cut_block_are_those_of_what_was_emitted(
+    target: DecoderModel, plain: dict[tuple[int, ...], list[int]]
+) -> None:
+    prompt = PROMPTS[2]
+    stop_ids = frozenset({plain[prompt][8]} - set(plain[prompt][:8]))
+    fields: dict[str, Any] = {"wants_log_probs": True, "stop_ids": stop_ids}
+    alone = run(engine(target), [request(prompt, **fields)])
+    drafted = run(engine(target, SCRIPTS["perfect tree"](plain)), [request(prompt, draft_len=5, **fields)])
+    assert drafted.tokens == alone.tokens
+    assert drafted.log_probs[str(prompt)] == pytest.approx(alone.log_probs[str(prompt)], abs=1e-4)
 
 
 @pytest.mark.parametrize("num_steps_before", range(6))
@@ -326,22 +399,6 @@ def test_what_cannot_be_served_is_refused(target: DecoderModel) -> None:
         subject.submit(request(PROMPTS[0], name="c"))
     subject.reset()
     assert (subject.num_in_flight, subject.num_slots_in_use) == (0, 0)
-
-
-def test_stop_strings_end_the_request_at_their_token(
-    target: DecoderModel, plain: dict[tuple[int, ...], list[int]]
-) -> None:
-    prompt = PROMPTS[0]
-    told: list[int] = []
-
-    def ends_at_seventh(token: int) -> bool:
-        told.append(token)
-        return len(told) == 7
-
-    drafter = ScriptedDrafter({prompt: plain[prompt]}, lambda prompt, step: 5)
-    outputs = run(engine(target, drafter), [request(prompt, draft_len=5, ends_with_stop_string=ends_at_seventh)])
-    assert outputs.tokens[str(prompt)] == told == plain[prompt][:7]
-    assert outputs.finish[str(prompt)] == "stop"
 
 
 def test_padding_rows_of_the_vocabulary_are_never_emitted(

@@ -10,7 +10,7 @@ import torch
 from helpers.tiny_checkpoint import make_checkpoint
 from specdeploy.errors import CheckpointError
 from specdeploy.runtime.attention import Span
-from specdeploy.runtime.model import SUPPORTED_ARCHITECTURES, DecoderModel
+from specdeploy.runtime.model import MTP_PREFIXES, SUPPORTED_ARCHITECTURES, DecoderModel
 
 TOKENS = [5, 17, 200, 31, 8, 99, 120, 7, 64, 300, 12, 13]
 
@@ -89,7 +89,7 @@ def test_bfloat16_agrees_roughly(target_folder: Path, target: DecoderModel) -> N
 
 
 def test_every_supported_architecture_is_tested_here() -> None:
-    assert set(SUPPORTED_ARCHITECTURES) == {
+    assert set(SUPPORTED_ARCHITECTURES) - set(MTP_PREFIXES) == {  # those with MTP layers: drafters/test_mtp.py
         "LlamaForCausalLM",
         "MistralForCausalLM",
         "Qwen2ForCausalLM",

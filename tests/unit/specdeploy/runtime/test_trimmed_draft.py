@@ -13,7 +13,7 @@ from specdeploy.runtime.attention import Span
 from specdeploy.runtime.drafters import DraftModelDrafter, DraftRow
 from specdeploy.runtime.engine import Engine
 from specdeploy.runtime.model import DecoderModel
-from specdeploy.runtime.request import GenerationRequest
+from specdeploy.runtime.request import GenerationRequest, SamplingParams
 
 MAX_SEQ_LEN = 96
 PROMPTS = [[5, 17, 200, 31], [9], list(range(30, 60))]
@@ -87,19 +87,46 @@ def test_drafted_ids_are_kept_ids_only(target: DecoderModel, trimmed: DecoderMod
     drafter = DraftModelDrafter(trimmed, num_slots=4)
     drafts = drafter.propose([DraftRow(index, prompt, 12) for index, prompt in enumerate(PROMPTS)])
 
-    proposed = {token for draft in drafts for token in draft}
+    proposed = {token for draft in drafts for token in draft.token_ids}
     assert proposed <= kept_ids(trimmed)
     whole = DraftModelDrafter(target, num_slots=4).propose([DraftRow(0, PROMPTS[0], 12)])[0]
-    assert not set(whole) <= kept_ids(trimmed)  # the whole head would have proposed others
+    assert not set(whole.token_ids) <= kept_ids(trimmed)  # the whole head would have proposed others
+
+
+def test_probabilities_of_sampled_drafts_lie_on_the_kept_ids(target: DecoderModel, trimmed: DecoderModel) -> None:
+    """They span the engine's vocabulary, so that the target's can be compared with them token by token."""
+    sampling = SamplingParams(temperature=1.5, seed=7, has_own_seed=False)
+    drafter = DraftModelDrafter(trimmed, num_slots=1, vocab_size=target.vocab_size)
+    draft = drafter.propose([DraftRow(0, PROMPTS[0], 1, sampling=sampling)])[0]
+    logits = target.forward(PROMPTS[0], [Span(0, 4, 0, 0)], [3], target.new_cache(1)).logits[0]
+
+    expected = torch.zeros(target.vocab_size)
+    ids = sorted(kept_ids(trimmed))
+    expected[ids] = torch.softmax(logits[ids] / 1.5, dim=-1)
+    torch.testing.assert_close(draft.probs, expected.unsqueeze(0))
+    assert set(draft.token_ids) <= kept_ids(trimmed)
+
+
+@pytest.mark.parametrize("samples", [False, True])
+def test_kept_ids_beyond_the_engines_vocabulary_are_not_drafted(trimmed: DecoderModel, *, samples: bool) -> None:
+    limit = sorted(kept_ids(trimmed))[-40]
+    sampling = SamplingParams(temperature=3.0, seed=7, has_own_seed=False) if samples else None
+    drafter = DraftModelDrafter(trimmed, num_slots=1, vocab_size=limit)
+    draft = drafter.propose([DraftRow(0, PROMPTS[0], 30, sampling=sampling)])[0]
+
+    assert len(draft.token_ids) == 30
+    assert max(draft.token_ids) < limit
+    if draft.probs is not None:
+        assert draft.probs.shape == (30, limit)
 
 
 def test_ids_beyond_the_tokenizer_are_never_drafted(target: DecoderModel) -> None:
     row = DraftRow(0, PROMPTS[0], 12)
-    limit = max(DraftModelDrafter(target, num_slots=1).propose([row])[0])
+    limit = max(DraftModelDrafter(target, num_slots=1).propose([row])[0].token_ids)
 
-    drafted = DraftModelDrafter(target, num_slots=1, num_token_ids=limit).propose([row])[0]
+    drafted = DraftModelDrafter(target, num_slots=1, vocab_size=limit).propose([row])[0]
 
-    assert max(drafted) < limit
+    assert max(drafted.token_ids) < limit
 
 
 @pytest.mark.parametrize(

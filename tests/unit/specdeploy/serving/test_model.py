@@ -214,6 +214,73 @@ def test_a_cancelled_request_stops_and_frees_its_row(model: Any) -> None:
     assert metric("specdeploy_kv_rows_in_use", deployment="tiny") == 0
 
 
+GUIDED: dict[str, Any] = {
+    "guided_decoding_guide_type": "json_schema",
+    "guided_decoding_guide": '{"type": "object", "properties": {"n": {"enum": ["ab", "abc"]}}, "required": ["n"]}',
+}
+
+
+def test_a_guided_request_is_answered_in_form_and_undrafted(model: Any) -> None:
+    plain = request(stream=True, max_tokens=60)
+    guided = [request(max_tokens=100, num_draft_tokens=3, ignore_eos=i == 0, **GUIDED) for i in range(2)]
+    model.execute([plain, *guided])
+    assert plain.sender.done.wait(60)
+    for item in guided:
+        assert item.sender.done.wait(60)
+        (response,) = item.sender.responses
+        assert response.error is None
+        assert json.loads(value(response, "text_output"))["n"] in ("ab", "abc")
+        assert value(response, "finish_reason") == "stop"
+        assert value(response, "speculation") == "off:constrained"
+        assert value(response, "total_draft_tokens") == 0
+    assert joined_ids(plain.sender.responses) == joined_ids(answer(model, request(max_tokens=60)))
+    assert metric("specdeploy_requests_in_flight", deployment="tiny") == 0
+
+
+def test_a_guide_that_cannot_be_compiled_is_refused_by_name(model: Any) -> None:
+    bad = request(guided_decoding_guide_type="regex", guided_decoding_guide="(a")
+    (refused,) = answer(model, bad)
+    assert refused.error.startswith("guided_decoding_guide: cannot be compiled as regex: ")
+    assert metric("specdeploy_requests_in_flight", deployment="tiny") == 0
+    assert value(answer(model, request())[-1], "output_token_count") == 12
+
+
+def test_without_xgrammar_a_guide_is_refused_with_the_package(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    subject = module.TritonPythonModel()
+    subject.initialize(model_args())
+    (refused,) = answer(subject, request(**GUIDED))
+    subject.finalize()
+    assert "enforced by the package xgrammar, which is not installed" in refused.error
+
+
+@pytest.mark.parametrize(("is_canary", "speculation"), [("1", "on"), ("0", "off:constrained")])
+def test_a_canary_drafts_for_guides_where_asked_to(
+    module: Any, engines_root: Path, monkeypatch: pytest.MonkeyPatch, is_canary: str, speculation: str
+) -> None:
+    settings = CONFIG | {"name": "canary", "speculation": CONFIG["speculation"] | {"constrained": "canary"}}  # type: ignore[operator]
+    config = DeploymentConfig.model_validate(settings)
+    build = CurrentBuild(
+        deployment="canary",
+        build_id="b1",
+        target_folder="b1/target",
+        draft_folder=None,
+        config_digest="0",
+        config=config,
+        plan=plan_from_config(config),
+    )
+    write_current_build(engines_root, build)
+    monkeypatch.setenv("SPECDEPLOY_CANARY", is_canary)
+    subject = module.TritonPythonModel()
+    subject.initialize(model_args("canary"))
+    (drafted,) = answer(subject, request(max_tokens=100, num_draft_tokens=3, **GUIDED))
+    (unasked,) = answer(subject, request(max_tokens=100, **GUIDED))
+    subject.finalize()
+    assert value(drafted, "speculation") == speculation
+    assert value(unasked, "speculation") == "off:constrained"
+    assert value(drafted, "text_output") == value(unasked, "text_output")
+
+
 def test_stop_words_end_the_text_before_themselves(model: Any) -> None:
     (whole,) = answer(model, request(max_tokens=30, num_draft_tokens=0))
     text = value(whole, "text_output")

@@ -1,5 +1,6 @@
 """Every input of `llm`: what is honoured, what is refused, and by which name."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from tokenizers import Tokenizer, processors
 
 from helpers.tiny_checkpoint import EOS_ID, make_tokenizer
 from specdeploy.errors import RequestError
-from specdeploy.serving.request import ServingLimits, ServingRequest, parse_request
+from specdeploy.serving.request import Guide, ServingLimits, ServingRequest, parse_request
 
 TOKENIZER = make_tokenizer()
 LIMITS = ServingLimits(max_seq_len=64, num_token_ids=TOKENIZER.get_vocab_size(), longest_token_bytes=8)
@@ -189,3 +190,38 @@ def test_a_special_token_as_stop_word_is_a_stop_id() -> None:
     request = parse(stop_words=strings("<|bot|>", "the"), ignore_eos=True)
     assert request.stop_ids == {TOKENIZER.token_to_id("<|bot|>")}
     assert request.stop_strings == ("the",)
+
+
+def test_a_seed_of_the_clients_own_is_told_apart() -> None:
+    assert parse(seed=np.array([0], dtype=np.uint64)).sampling.has_own_seed
+    assert not parse().sampling.has_own_seed
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "guide"),
+    [
+        ("json", None, Guide("json", "")),
+        ("json_schema", "{}", Guide("json_schema", "{}")),
+        ("regex", "a+", Guide("regex", "a+")),
+        ("ebnf_grammar", 'root ::= "a"', Guide("ebnf_grammar", 'root ::= "a"')),
+    ],
+)
+def test_a_guide_is_read_where_it_is_enforced(kind: str, text: str | None, guide: Guide) -> None:
+    tensors: dict[str, Any] = {"text_input": strings("a"), "max_tokens": np.array([4])}
+    tensors |= {"guided_decoding_guide_type": strings(kind)}
+    tensors |= {} if text is None else {"guided_decoding_guide": strings(text)}
+    request = parse_request(tensors, TOKENIZER, replace(LIMITS, serves_guides=True), frozenset({EOS_ID}))
+    assert request.guide == guide
+
+
+def test_where_guides_are_not_enforced_the_reason_is_told() -> None:
+    limits = replace(LIMITS, no_guides_reason="the package xgrammar is not installed here")
+    tensors = {"text_input": strings("a"), "max_tokens": np.array([4]), "guided_decoding_guide_type": strings("json")}
+    with pytest.raises(RequestError, match="guided_decoding_guide_type: the package xgrammar is not installed here"):
+        parse_request(tensors, TOKENIZER, limits, frozenset({EOS_ID}))
+
+
+def test_a_guide_without_its_text_is_refused() -> None:
+    tensors = {"text_input": strings("a"), "max_tokens": np.array([4]), "guided_decoding_guide_type": strings("regex")}
+    with pytest.raises(RequestError, match="guided_decoding_guide: is missing for type regex"):
+        parse_request(tensors, TOKENIZER, replace(LIMITS, serves_guides=True), frozenset({EOS_ID}))

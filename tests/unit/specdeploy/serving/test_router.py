@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdeploy.contract import DeploymentPlan, DraftLenRange, Method, SegmentPlan
+from specdeploy.contract import ConstrainedPolicy, DeploymentPlan, DraftLenRange, Method, SegmentPlan
 from specdeploy.serving.router import route
 
 PLAN = DeploymentPlan(
@@ -49,3 +49,29 @@ def test_an_explicit_number_decides_alone_and_is_capped(asked: int, draft_len: i
     routed = route(PLAN, segment="chat", num_draft_tokens=asked)
     assert routed.draft_len(1) == routed.draft_len(1000) == draft_len
     assert routed.off_reason == "requested"
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "is_canary", "draft_len", "off_reason"),
+    [
+        ("off", None, False, 0, "constrained"),
+        ("off", 4, True, 0, "constrained"),
+        ("off", 0, False, 0, "requested"),
+        ("canary", None, False, 0, "constrained"),
+        ("canary", None, True, 0, "constrained"),
+        ("canary", 4, False, 0, "constrained"),
+        ("canary", 4, True, 4, "requested"),
+        ("canary", 0, True, 0, "requested"),
+        ("on", None, False, 5, "load"),
+        ("on", 4, False, 4, "requested"),
+        ("on", 0, False, 0, "requested"),
+    ],
+)
+def test_constrained_requests_are_drafted_for_as_the_policy_says(
+    policy: str, asked: int | None, is_canary: bool, draft_len: int, off_reason: str
+) -> None:
+    plan = PLAN.model_copy(update={"constrained": ConstrainedPolicy(policy)})
+    routed = route(plan, segment="edit", num_draft_tokens=asked, is_constrained=True, is_canary=is_canary)
+    assert (routed.draft_len(1), routed.off_reason) == (draft_len, off_reason)
+    plain = route(plan, segment="edit", num_draft_tokens=asked, is_canary=is_canary)
+    assert plain.draft_len(1) == (5 if asked is None else asked)

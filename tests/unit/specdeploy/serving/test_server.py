@@ -13,6 +13,7 @@ import pytest
 from helpers.deployment_files import write_deployment
 from specdeploy.config.load import LoadedDeployment, load_deployment
 from specdeploy.config.schema import ServingConfig
+from specdeploy.contract import IntegrityReport
 from specdeploy.errors import PortInUseError, ServerError
 from specdeploy.manifest import CurrentBuild, write_current_build, write_json_atomically
 from specdeploy.planner.schedule import plan_from_config
@@ -58,13 +59,14 @@ def make_build(tmp_path: Path, loaded: LoadedDeployment) -> Callable[[str], None
     return make
 
 
-def plan(tmp_path: Path, loaded: LoadedDeployment) -> LaunchPlan:
+def plan(tmp_path: Path, loaded: LoadedDeployment, *, is_canary: bool = False) -> LaunchPlan:
     return plan_launch(
         loaded,
         engines_root=tmp_path / "engines",
         repo_root=tmp_path / "repos",
         state_root=tmp_path / "state",
         installation=ServerInstallation("wheel", tmp_path / "server", tmp_path / "libs"),
+        is_canary=is_canary,
     )
 
 
@@ -111,6 +113,65 @@ class TestPlan:
             assert flag in command
         assert first.shm_prefix != second.shm_prefix
         assert f"SPECDEPLOY_ENGINES_ROOT={tmp_path / 'engines'}" in first.describe()
+
+
+class TestCanary:
+    @pytest.fixture
+    def on(self, tmp_path: Path, make_build: Callable[[str], None]) -> LoadedDeployment:
+        """Built and packed with `speculation.constrained: on`."""
+        speculation = {"method": "ngram", "max_draft_len": 3, "constrained": "on"}
+        write_deployment(tmp_path / "configs", "tiny", {"speculation": speculation})
+        changed = load_deployment("tiny", tmp_path / "configs")
+        make_build(changed.digest)
+        make_repository(tmp_path)
+        return changed
+
+    def write_report(self, tmp_path: Path, **changes: str) -> None:
+        report = {
+            "deployment": "tiny",
+            "build_id": BUILD_ID,
+            "dtype": "float32",
+            "created_at": "2026-01-01",
+            "status": "pass",
+            "checks": (),
+        }
+        path = tmp_path / "engines" / "integrity" / f"{BUILD_ID}-tiny.json"
+        path.parent.mkdir(exist_ok=True)
+        write_json_atomically(path, IntegrityReport.model_validate(report | changes))
+
+    def test_drafting_for_guides_needs_a_passed_report(self, tmp_path: Path, on: LoadedDeployment) -> None:
+        with pytest.raises(ServerError, match=r"constrained: on needs a passed integrity report of build .*--canary"):
+            plan(tmp_path, on)
+        for changes in ({"status": "fail"}, {"status": "inconclusive"}, {"dtype": "bfloat16"}, {"build_id": "x"}):
+            self.write_report(tmp_path, **changes)
+            with pytest.raises(ServerError, match="needs a passed integrity report"):
+                plan(tmp_path, on)
+        self.write_report(tmp_path)
+        assert not plan(tmp_path, on).is_canary
+
+    def test_a_canary_needs_none_and_is_told_so(
+        self, tmp_path: Path, on: LoadedDeployment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        canary = plan(tmp_path, on, is_canary=True)
+        assert canary.environment()["SPECDEPLOY_CANARY"] == "1"
+        assert "SPECDEPLOY_CANARY=1" in canary.describe()
+        self.write_report(tmp_path)
+        monkeypatch.setenv("SPECDEPLOY_CANARY", "1")  # left over from elsewhere: it makes no canary
+        assert "SPECDEPLOY_CANARY" not in plan(tmp_path, on).environment()
+
+    @pytest.mark.parametrize(("host", "is_allowed"), [("127.0.0.1", True), ("localhost", True), ("192.0.2.1", False)])
+    def test_a_canary_is_for_this_machine(
+        self, tmp_path: Path, make_build: Callable[[str], None], host: str, is_allowed: bool
+    ) -> None:
+        write_deployment(tmp_path / "configs", "tiny", {"serving": {"host": host}})
+        changed = load_deployment("tiny", tmp_path / "configs")
+        make_build(changed.digest)
+        make_repository(tmp_path)
+        if is_allowed:
+            assert plan(tmp_path, changed, is_canary=True).is_canary
+        else:
+            with pytest.raises(ServerError, match=r"serving\.host: 192\.0\.2\.1 can be reached from other machines"):
+                plan(tmp_path, changed, is_canary=True)
 
 
 @pytest.fixture

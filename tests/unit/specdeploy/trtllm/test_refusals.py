@@ -126,7 +126,8 @@ def test_methods_of_the_engine_flow_alone_are_refused_in_the_other_lane(method: 
     (violation,) = find_refusals(facts)
     assert violation.key == "speculation.method"
     assert f"lane trtllm_llmapi has no method {method}" in violation.reason
-    assert violation.remedy == "Use lane trtllm_engine, or another method."
+    also = " or lane torch" if method in (Method.MEDUSA, Method.EAGLE) else ""
+    assert violation.remedy == f"Use lane trtllm_engine{also}, or another method."
 
 
 def test_everything_is_refused_at_once() -> None:
