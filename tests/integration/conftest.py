@@ -81,6 +81,8 @@ def deploy(root: Path, name: str, overrides: dict[str, Any] | None = None, *, is
     settings: dict[str, Any] = {
         "serving": {**SERVING, **ports},
         "runtime": {"threads": 1},
+        # Drafts are counted here; whether they pay on a random model is another question.
+        "speculation": {"method": "ngram", "max_draft_len": 4, "dynamic_draft_len": False},
         "traffic": {
             "expected_concurrency": 1,
             "segments": [

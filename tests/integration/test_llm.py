@@ -332,7 +332,12 @@ def test_a_draft_model_changes_the_steps_alone_and_its_server_stops_gracefully(
     is kept alive costs its exit timeout. The refused request comes first: a refusal is answered inside `execute`, and
     Triton itself loses a model that is unloaded between such an answer and the end of its `execute`."""
     expected = [ids(answer(deployed, request(prompt, num_draft_tokens=0))) for prompt in PROMPTS]
-    speculation = {"method": "draft_model", "max_draft_len": 3, "draft": {"checkpoint": "checkpoint"}}
+    speculation = {
+        "method": "draft_model",
+        "max_draft_len": 3,
+        "dynamic_draft_len": False,  # so that steps can be counted
+        "draft": {"checkpoint": "checkpoint"},
+    }
     served = deploy(tmp_path, "drafted", {"speculation": speculation})
     try:
         assert post(served, "generate", temperature=-1).status_code >= 400

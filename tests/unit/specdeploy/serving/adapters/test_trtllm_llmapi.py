@@ -130,6 +130,7 @@ def make_build(lane: str = "trtllm_llmapi", plain_instance: str = "beside", **se
     raw = CONFIG | {"lane": lane, "serving": CONFIG["serving"] | serving}
     if lane == "torch":
         del raw["tensorrt_llm"]
+        raw["speculation"] = CONFIG["speculation"] | {"dynamic_draft_len": False}  # as the stand-in drafts
     else:
         raw["tensorrt_llm"] = CONFIG["tensorrt_llm"] | {"plain_instance": plain_instance}
     config = DeploymentConfig.model_validate(raw)
