@@ -10,6 +10,7 @@ DRAFT_FOLDER/training.pt.
 import argparse
 import json
 import os
+import shutil
 from pathlib import Path
 
 import torch
@@ -78,6 +79,7 @@ class DraftModel(nn.Module):
         tensors["model.norm.weight"] = self.weights["norm"].detach()
         tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()}
         tensors["d2t"] = target.draft_ids - torch.arange(len(target.draft_ids))
+        tensors["t2d"] = torch.zeros(target.config.vocab_size, dtype=torch.bool).index_fill_(0, target.draft_ids, True)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         config = json.loads(self.config.to_json_string(use_diff=False))
         config |= {
@@ -170,6 +172,8 @@ def main() -> None:
         every=arguments.every,
     )
     model.save(target, arguments.output)
+    # A draft model must prove by its own files that it has the target's tokenizer.
+    shutil.copyfile(arguments.target / "tokenizer.json", arguments.output / "tokenizer.json")
 
 
 if __name__ == "__main__":

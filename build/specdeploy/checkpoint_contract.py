@@ -105,6 +105,7 @@ class HeadFacts(ContractModel):
     target layers) or "medusa"; `declared_generation` by the names in config.json. `fc_in_features` and
     `fc_out_features` are columns and rows of `fc.weight`. `num_heads` is of Medusa. `aux_layer_ids` the target layers
     that v3 reads and `aux_layer_ids_source` the config key that names them, both None when no key does.
+    `aux_ids_name_outputs`: an id i is what layer i puts out; else the state before layer i runs.
     `norm_switches` config keys as found; `norm_tensors` tensors of those norms as found. `tensors` every tensor that
     the forward pass needs and where it comes from; `unexpected_tensors` the others in the file. `unknown_config_keys`
     may change the forward pass and are not understood; `defaults_applied` key -> value taken where config is silent.
@@ -125,6 +126,7 @@ class HeadFacts(ContractModel):
     num_aux_layers: PositiveInt | None = None
     aux_layer_ids: tuple[NonNegativeInt, ...] | None = None
     aux_layer_ids_source: str | None = None
+    aux_ids_name_outputs: bool = False
     norm_switches: dict[str, bool] = Field(default_factory=dict)
     norm_tensors: tuple[str, ...] = ()
     has_own_embedding: bool = False
@@ -135,6 +137,13 @@ class HeadFacts(ContractModel):
     unexpected_tensors: tuple[str, ...] = ()
     unknown_config_keys: tuple[str, ...] = ()
     defaults_applied: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def aux_states(self) -> tuple[int, ...] | None:
+        """After how many layers of the target each state is read that `aux_layer_ids` names; 0 = its embeddings."""
+        if self.aux_layer_ids is None:
+            return None
+        return tuple(layer + self.aux_ids_name_outputs for layer in self.aux_layer_ids)
 
 
 class CheckpointInfo(ContractModel):

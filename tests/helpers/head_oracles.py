@@ -177,7 +177,8 @@ class MedusaOracle:
             inner = self.weights[f"{head}.{block}.linear.weight"] @ state
             inner = inner + self.weights.get(f"{head}.{block}.linear.bias", torch.zeros(()))
             state, block = state + F.silu(inner), block + 1
-        return self.weights.get(f"{head}.lm_head.weight", self.target["lm_head.weight"]) @ state
+        shared = self.weights.get("lm_head.weight", self.target["lm_head.weight"])
+        return self.weights.get(f"{head}.lm_head.weight", shared) @ state
 
 
 def _rotated(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:

@@ -33,7 +33,8 @@ class SimulatedCosts:
 class SimulatedEngine:
     """`alphas`: chance that a draft token of row i is accepted if the one before was; drafts are chains.
 
-    `proposes`: chance that the drafter has anything to say for a row.
+    `proposes`: chance that the drafter has anything to say for a row. `prefill_share`: chance that a step reads prompts
+    too, which adds `prefill_us` to the target's time.
     """
 
     policy: DraftLengthPolicy
@@ -42,6 +43,8 @@ class SimulatedEngine:
     max_draft_len: int = 8
     proposes: float = 1.0
     seed: int = 0
+    prefill_share: float = 0.0
+    prefill_us: float = 500.0
     draft_lens: list[list[int]] = field(default_factory=list)  # per step, one per row
     num_tokens: int = 0
     time_us: float = 0.0
@@ -65,7 +68,8 @@ class SimulatedEngine:
                 if asked[slot]:
                     self.policy.record(slot, drafted[slot], accepted[slot])
             draft_us = self._noisy(self.costs.draft_us(max(drafted), sum(drafted)))
-            step_us = self._noisy(verify(num_rows, sum(drafted)))
+            has_prefill = self.prefill_share > 0.0 and self._random.random() < self.prefill_share
+            step_us = self._noisy(verify(num_rows, sum(drafted)) + self.prefill_us * has_prefill)
             self.policy.record_step(
                 StepTiming(
                     num_rows=num_rows,
@@ -73,7 +77,7 @@ class SimulatedEngine:
                     depth=max(drafted),
                     draft_ns=round(1000 * draft_us),
                     verify_ns=round(1000 * step_us),
-                    has_prefill=False,
+                    has_prefill=has_prefill,
                 )
             )
             self.draft_lens.append(asked)

@@ -65,6 +65,8 @@ def write_eagle3_head(
 ) -> Path:
     """An EAGLE-3 head. `draft_vocab` trims its vocabulary to that many of the target's tokens (d2t, t2d).
 
+    It reads the target's states after `aux_layer_ids` layers; ModelOpt writes each one less, as its heads do.
+
     `switches` as `eagle_head.NORM_SWITCHES` spells them; the tensors they need are written too. `layout` one of
     safeailab, specforge, speculators, modelopt, canonical.
     """
@@ -88,7 +90,8 @@ def write_eagle3_head(
     place = settings["eagle_config"] if producer == "modelopt" else settings
     place |= dict(switches)
     if aux_layer_ids is not None:
-        place["eagle_aux_hidden_state_layer_ids"] = list(aux_layer_ids)
+        shift = 1 if producer == "modelopt" else 0
+        place["eagle_aux_hidden_state_layer_ids"] = [layer - shift for layer in aux_layer_ids]
     weights = random_weights(shapes, seed)
     if draft_vocab is not None:
         weights |= vocab_maps(size.vocab, draft_vocab, seed)
@@ -141,13 +144,16 @@ def write_medusa_heads(
     num_heads: int = 4,
     num_layers: int = 1,
     own_lm_head: bool = True,
+    shared_lm_head: bool = False,
 ) -> Path:
-    """Medusa heads. `layout` one of original, vllm, modelopt, canonical."""
+    """Medusa heads. `layout` one of original, vllm, modelopt, canonical. `shared_lm_head`: one for all of them."""
     size = target_size(target_folder)
     naming = "modelopt" if layout == CANONICAL else layout
     shapes = medusa_tensors(size.hidden, size.vocab, num_heads=num_heads, num_layers=num_layers, naming=naming)
-    if not own_lm_head:
+    if shared_lm_head or not own_lm_head:
         shapes = {name: entry for name, entry in shapes.items() if entry[1] != (size.vocab, size.hidden)}
+    if shared_lm_head:
+        shapes["lm_head.weight"] = ("BF16", (size.vocab, size.hidden))
     settings = {
         "model_type": "medusa",
         "medusa_num_heads": num_heads,

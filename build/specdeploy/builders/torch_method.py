@@ -13,7 +13,12 @@ from specdeploy.errors import ConfigError, Violation
 def check_method(config: DeploymentConfig, pair: PairReport) -> None:
     """Raise `ConfigError` with every number that the checkpoints cannot follow."""
     speculation = config.speculation
-    found = [*_layer_skip(speculation, pair.target), *_medusa(speculation, pair.draft), *_auto(speculation, pair.draft)]
+    found = [
+        *_layer_skip(speculation, pair.target),
+        *_medusa(speculation, pair.draft),
+        *_auto(speculation, pair.draft),
+        *_tree_width(speculation, pair.target, pair.draft),
+    ]
     if found:
         place = f"deployment {config.name}"
         raise ConfigError([Violation(place, f"speculation.{key}", *rest) for key, *rest in found])
@@ -46,3 +51,27 @@ def _auto(speculation: SpeculationConfig, draft: CheckpointInfo | None) -> Itera
         tree = tree_of(speculation, method)
         if method is not used and tree is not None and tree.choices is not None:
             yield f"{method}.choices", f"{draft.reference} drafts by method {used} and reads no such paths", "Remove it"
+
+
+def _tree_width(
+    speculation: SpeculationConfig, target: CheckpointInfo, draft: CheckpointInfo | None
+) -> Iterator[tuple[str, str, str]]:
+    """A path by a rank that is beyond all tokens the head can guess."""
+    if draft is None or draft.head is None:
+        return
+    method, there = method_of(draft), _num_guesses(target, draft)
+    tree = tree_of(speculation, method) if speculation.method in (method, Method.AUTO) else None
+    if there is None or tree is None or tree.choices is None:
+        return
+    widest = max(tree.choices, key=max)
+    if max(widest) >= there:
+        reason = f"rank {max(widest)} of path {list(widest)}, and {draft.reference} guesses among {there} tokens"
+        yield f"{method}.choices", reason, f"Write ranks up to {there - 1}"
+
+
+def _num_guesses(target: CheckpointInfo, draft: CheckpointInfo) -> int | None:
+    """Tokens that a head proposes: rows of its trimmed lm_head, else the target's tokens that have rows."""
+    sizes = [target.vocabulary.tokenizer_length, target.vocabulary.config_vocab_size]
+    if draft.head is not None and draft.head.has_d2t:
+        sizes += [draft.head.draft_vocab_size, draft.vocabulary.lm_head_rows]
+    return min((size for size in sizes if size is not None), default=None)

@@ -1,7 +1,7 @@
 """A head of any producer as the one folder that the torch runtime loads. Bytes are copied, torch is never loaded.
 
 model.safetensors   eagle, eagle3: names as `eagle_head.canonical_name` spells them; medusa: `{h}.{l}.linear.weight`,
-                    `{h}.{l}.linear.bias`, `{h}.lm_head.weight`
+                    `{h}.{l}.linear.bias`, `{h}.lm_head.weight` or `lm_head.weight` of all heads
 config.json         the sizes of its layers, flat
 head.json           HeadFacts
 """
@@ -69,21 +69,23 @@ def _rename(files: CheckpointFiles, head: HeadFacts) -> tuple[list[CopiedTensor]
     tensors: dict[str, CopiedTensor] = {}
     problems = []
     for entry in files.weights.tensors.values():
-        for name in _names_of(entry, head):
-            if name in tensors:
-                problems.append(f"{tensors[name].source.name} and {entry.name} are the same tensor {name}. Keep one")
-            tensors[name] = CopiedTensor(name, entry)
+        name = _name_of(entry, head)
+        if name is None:
+            continue
+        if name in tensors:
+            problems.append(f"{tensors[name].source.name} and {entry.name} are the same tensor {name}. Keep one")
+        tensors[name] = CopiedTensor(name, entry)
+    own = sorted(name for name in tensors if name.endswith(f".{SHARED_LM_HEAD}"))
+    if head.generation == "medusa" and SHARED_LM_HEAD in tensors and own:
+        problems.append(f"{SHARED_LM_HEAD} is of all heads and {own[0]} of one. Keep one of the two kinds")
     return list(tensors.values()), problems
 
 
-def _names_of(entry: TensorEntry, head: HeadFacts) -> list[str]:
-    """Under which names the runtime finds a tensor; none for one that is computed from config.json, or unknown."""
+def _name_of(entry: TensorEntry, head: HeadFacts) -> str | None:
+    """By what name the runtime finds a tensor; None for one that is computed from config.json, or unknown."""
     if head.generation != "medusa":
-        return [] if entry.name.endswith("rotary_emb.inv_freq") else [canonical_name(entry.name)]
-    if entry.name == SHARED_LM_HEAD:
-        return [f"{index}.{SHARED_LM_HEAD}" for index in range(head.num_heads or 0)]
-    name = canonical_medusa_name(entry.name)
-    return [] if name is None else [name]
+        return None if entry.name.endswith("rotary_emb.inv_freq") else canonical_name(entry.name)
+    return SHARED_LM_HEAD if entry.name == SHARED_LM_HEAD else canonical_medusa_name(entry.name)
 
 
 def _wrong_dtypes(tensors: list[CopiedTensor]) -> Iterator[str]:

@@ -12,6 +12,7 @@ EAGLE-3 attends over embedding and hidden state side by side, so its q_proj read
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from specdeploy.checkpoint.json_text import ObjectReader
@@ -21,6 +22,10 @@ from specdeploy.checkpoint_contract import HeadFacts, HeadLayout, TensorOrigin
 Generation = Literal["v1", "v3"]
 
 AUX_ID_KEYS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
+# Read in ModelOpt's speculative/plugins/transformers.py (hooks on the outputs of layers), SGLang's llama.py (adds 1),
+# vLLM's set_eagle3_aux_hidden_state_layers (adds 1 to target_layer_ids, takes the flat key as it is), SpecForge's
+# model_providers.py (eagle_config).
+_OUTPUT_KEY, _OUTPUT_SECTION = "target_layer_ids", "eagle_config"
 _NUM_AUX_KEYS = ("num_aux_hidden_states", "num_aux_layers", "num_eagle_features")
 NORM_SWITCHES = (
     "norm_before_residual",
@@ -145,8 +150,8 @@ def read_head_facts(config: ObjectReader, tensors: Mapping[str, TensorEntry]) ->
     fc_out, fc_in = fc if fc is not None and len(fc) == 2 else (None, None)
     target_vocab = layers.size("vocab_size") or config.size("vocab_size")
     draft_vocab = _size(config, "draft_vocab_size")
-    aux_ids, aux_source = _aux_layer_ids(config)
-    num_aux = _num_aux_layers(config, generation, aux_ids, fc_in, hidden)
+    aux = _aux_layer_ids(config)
+    num_aux = _num_aux_layers(config, generation, None if aux is None else aux.ids, fc_in, hidden)
     target_hidden = _size(config, "target_hidden_size")
     if target_hidden is None and fc_in is not None:
         parts = num_aux if generation == "v3" else 2
@@ -176,8 +181,9 @@ def read_head_facts(config: ObjectReader, tensors: Mapping[str, TensorEntry]) ->
         draft_vocab_size=draft_vocab,
         target_vocab_size=target_vocab,
         num_aux_layers=num_aux,
-        aux_layer_ids=aux_ids,
-        aux_layer_ids_source=aux_source,
+        aux_layer_ids=None if aux is None else aux.ids,
+        aux_layer_ids_source=None if aux is None else aux.source,
+        aux_ids_name_outputs=aux is not None and aux.name_outputs,
         norm_switches=switches,
         norm_tensors=tuple(sorted(name for name in shapes if _NORM_TENSOR.match(name))),
         has_own_embedding="embed_tokens.weight" in shapes,
@@ -207,19 +213,36 @@ def _generation(shapes: Mapping[str, tuple[int, ...]], hidden: int | None, decla
     return declared or "v1"
 
 
-def _aux_layer_ids(config: ObjectReader) -> tuple[tuple[int, ...] | None, str | None]:
-    """Ids and the key that states them; a second place that says otherwise is named. An empty list is none."""
-    found: list[tuple[tuple[int, ...], str]] = []
+@dataclass(frozen=True, slots=True)
+class _AuxLayers:
+    """Ids of one place; `name_outputs` as in HeadFacts."""
+
+    ids: tuple[int, ...]
+    source: str
+    name_outputs: bool
+
+    @property
+    def states(self) -> tuple[int, ...]:
+        return tuple(layer + self.name_outputs for layer in self.ids)
+
+
+def _aux_layer_ids(config: ObjectReader) -> _AuxLayers | None:
+    """Ids and the key that states them; a second place that means other states is named. An empty list is none."""
+    found: list[_AuxLayers] = []
     places = [*_sections(config), *([config.nested("dflash_config")] if "dflash_config" in config.content else [])]
     for place in places:
+        is_output_section = place.prefix == f"{_OUTPUT_SECTION}."
         for key in AUX_ID_KEYS:
             ids = place.sizes(key)
-            found += [(ids, f"{place.prefix}{key}")] if ids else []
+            if ids:
+                # Trainers store a set, whose order is chance: states are collected in the order of the layers.
+                ids = tuple(sorted(ids)) if is_output_section else ids
+                found.append(_AuxLayers(ids, f"{place.prefix}{key}", is_output_section or key == _OUTPUT_KEY))
     if not found:
-        return None, None
-    ids, source = found[0]
-    others = [f"{key} says {list(other)}" for other, key in found[1:] if other != ids]
-    return ids, f"{source} ({'; '.join(others)})" if others else source
+        return None
+    first = found[0]
+    others = [f"{other.source} says {list(other.ids)}" for other in found[1:] if other.states != first.states]
+    return replace(first, source=f"{first.source} ({'; '.join(others)})") if others else first
 
 
 def _num_aux_layers(
@@ -369,12 +392,16 @@ class _NeededTensors:
 def render_head_config(head: HeadFacts, layout: HeadLayout | None = None) -> dict[str, Any]:
     """What config.json must say of this head in `layout`'s spelling: sizes of its vocabulary, layer ids, norm switches.
 
-    Reading the result gives the same facts, so nothing is lost between producers.
+    Reading the result gives the same facts, with layer ids as `layout` counts them, so nothing is lost between
+    producers.
     """
     layout = layout or head.layout
     facts: dict[str, Any] = dict(head.norm_switches)
-    if head.aux_layer_ids is not None:
-        facts[AUX_ID_KEYS[0]] = list(head.aux_layer_ids)
+    states = head.aux_states
+    # No layer puts out the embeddings (state 0): such ids only the flat key can say.
+    counts_outputs = layout is HeadLayout.MODELOPT and states is not None and 0 not in states
+    if states is not None and counts_outputs:
+        facts[AUX_ID_KEYS[0]] = [state - 1 for state in states]
     config: dict[str, Any] = {"architectures": [_architecture(head, layout)]}
     sizes = {
         "hidden_size": head.hidden_size,
@@ -390,6 +417,8 @@ def render_head_config(head: HeadFacts, layout: HeadLayout | None = None) -> dic
         config |= {**sizes, "eagle_config": facts}
     else:
         config |= {**sizes, **facts}
+    if states is not None and not counts_outputs:
+        config[AUX_ID_KEYS[0]] = list(states)
     optional = {"draft_vocab_size": head.draft_vocab_size, "target_hidden_size": head.target_hidden_size}
     return config | {key: value for key, value in optional.items() if value is not None}
 

@@ -48,6 +48,7 @@ WHY: Mapping[str, str] = MappingProxyType(
         "tensors-unexpected": "what is in the file and not used was part of the head's training",
         "aux-layers": "the engine must be told these layers where it does not read the same key",
         "aux-layers-guessed": f"a wrong guess loads and runs, the output stays right: {_COLLAPSE}",
+        "aux-layers-unshifted": f"the head would read every state one layer too early: {_FEWER}",
         "aux-layers-wrong": "the head reads layers that the target does not have, or another number of them",
         "norm-tensor-without-switch": f"an engine that follows the switches skips this norm: {_FEWER}",
         "norm-switch-without-tensor": "the norm would run on start values instead of trained ones",

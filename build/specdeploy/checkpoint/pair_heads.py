@@ -129,8 +129,8 @@ def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
 
 
 def _find_aux_layers(target: CheckpointInfo, head: HeadFacts, subject: str) -> Iterator[PairFinding]:
-    ids = head.aux_layer_ids
-    if ids is None:
+    ids, states = head.aux_layer_ids, head.aux_states
+    if ids is None or states is None:
         guess = "cannot be applied: the target does not state its layers"
         if target.num_layers is not None:
             guess = f"gives {default_aux_layers(target.num_layers)}"
@@ -139,18 +139,35 @@ def _find_aux_layers(target: CheckpointInfo, head: HeadFacts, subject: str) -> I
         yield finding("aux-layers-guessed", Severity.WARNING, subject, detail, remedy)
         return
     faults = []
-    if target.num_layers is not None and (beyond := [layer for layer in ids if layer > target.num_layers]):
+    if target.num_layers is not None and (beyond := [layer for layer in states if layer > target.num_layers]):
         faults.append(f"{beyond[0]} lies beyond the target's {target.num_layers} layers")
     if head.num_aux_layers is not None and len(ids) != head.num_aux_layers:
         faults.append(f"{len(ids)} layers named, fc reads {head.num_aux_layers}")
     if list(ids) != sorted(set(ids)):
         faults.append("they do not rise")
-    shown = f"{list(ids)} from {head.aux_layer_ids_source}"
+    shown = f"{list(ids)} from {head.aux_layer_ids_source}: after {', '.join(map(str, states))} layers"
     if faults:
-        detail = f"{shown}: {'; '.join(faults)}"
+        detail = f"{shown}; {'; '.join(faults)}"
         yield finding("aux-layers-wrong", Severity.FAILURE, subject, detail, "Use a head trained for this target")
         return
     yield finding("aux-layers", Severity.INFO, subject, shown, "Nothing to do where the engine reads this key")
+    if not head.aux_ids_name_outputs and target.num_layers is not None:
+        yield from _find_unshifted(ids, target.num_layers, subject)
+
+
+def _find_unshifted(ids: tuple[int, ...], num_layers: int, subject: str) -> Iterator[PairFinding]:
+    """Ids that trainers take by default and count by outputs, under a key that engines count by states before."""
+    if ids != (1, num_layers // 2 - 1, num_layers - 4):
+        return
+    detail = (
+        f"{list(ids)} of {num_layers} layers are the outputs that ModelOpt and SpecForge train on (1, n // 2 - 1, "
+        "n - 4), but the key they stand under means the states before these layers"
+    )
+    remedy = (
+        f"If its author trained on these outputs, write eagle_aux_hidden_state_layer_ids "
+        f"{[layer + 1 for layer in ids]} in its config.json, or move the ids under eagle_config"
+    )
+    yield finding("aux-layers-unshifted", Severity.WARNING, subject, detail, remedy)
 
 
 def _find_norm_switches(head: HeadFacts, subject: str) -> Iterator[PairFinding]:

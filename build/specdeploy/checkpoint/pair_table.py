@@ -131,7 +131,8 @@ def _head(info: CheckpointInfo) -> str:
     head = info.head
     if head is None:
         return ""
-    layers = f", reads layers {list(head.aux_layer_ids)} ({head.aux_layer_ids_source})" if head.aux_layer_ids else ""
+    states = ", ".join(map(str, head.aux_states or ()))
+    layers = f", reads states after {states} layers ({head.aux_layer_ids_source})" if states else ""
     return f"{head.layout}, generation {head.generation}{layers}"
 
 

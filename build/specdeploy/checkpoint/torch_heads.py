@@ -29,7 +29,7 @@ def head_refusals(info: CheckpointInfo, head: HeadFacts) -> list[str]:
     """Every reason why the torch lane cannot run a head; none = it can."""
     if head.generation == "medusa":
         return []
-    return [*_layer_refusals(info, head), *_switch_refusals(head), *_norm_refusals(head)]
+    return [*_layer_refusals(info, head), *_map_refusals(head), *_switch_refusals(head), *_norm_refusals(head)]
 
 
 def _layer_refusals(info: CheckpointInfo, head: HeadFacts) -> Iterator[str]:
@@ -41,6 +41,12 @@ def _layer_refusals(info: CheckpointInfo, head: HeadFacts) -> Iterator[str]:
         yield f"the head's layers are of {info.model_type}; the runtime has those of {', '.join(sorted(_MODEL_TYPES))}"
     if "fc.weight" not in head.tensors:
         yield "the head reads the target's last state alone (use_aux_hidden_state: false), the runtime several of them"
+
+
+def _map_refusals(head: HeadFacts) -> Iterator[str]:
+    maps = [name for name, is_there in (("d2t", head.has_d2t), ("t2d", head.has_t2d)) if is_there]
+    if head.generation == "v1" and maps:
+        yield f"the head holds {' and '.join(maps)}, and the runtime trims no vocabulary of EAGLE-1 heads"
 
 
 def _switch_refusals(head: HeadFacts) -> Iterator[str]:

@@ -8,7 +8,6 @@ from types import MappingProxyType
 
 import torch
 
-from specdeploy.checkpoint_contract import HeadFacts
 from specdeploy.contract import Method
 from specdeploy.errors import CheckpointError
 from specdeploy.runtime.draft_length import AdaptiveDraftLength, DraftLengthPolicy
@@ -29,6 +28,7 @@ from specdeploy.runtime.drafters.medusa import MedusaDrafter, MedusaHeads
 from specdeploy.runtime.drafters.mtp import MtpHead
 from specdeploy.runtime.engine import Engine
 from specdeploy.runtime.graphed_model import GraphedModel
+from specdeploy.runtime.head_files import read_facts
 from specdeploy.runtime.kv_cache import KvCache
 from specdeploy.runtime.model import DecoderModel, context_of
 
@@ -126,11 +126,14 @@ def load_drafter(
 
 
 def method_of_folder(folder: Path) -> Method:
-    """What the draft in a build is for: a head says it in head.json, everything else is a draft model."""
+    """What the draft in a build is for: a head says it in head.json, everything else is a draft model.
+
+    Raises CheckpointError for a head.json that is damaged.
+    """
     path = folder / "head.json"
     if not path.is_file():
         return Method.DRAFT_MODEL
-    return _METHOD_OF_GENERATION[HeadFacts.model_validate_json(path.read_bytes()).generation]
+    return _METHOD_OF_GENERATION[read_facts(path).generation]
 
 
 def _draft_of(method: Method, model: DecoderModel, folder: Path, settings: EngineSettings) -> Drafter:

@@ -12,7 +12,9 @@ together, and long ones get a call each. Padded positions are masked; the cache 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -24,6 +26,8 @@ _SHARED_MAX_TOKENS = 32
 _COPY_MAX_CONTEXT = 512
 # Slots between those of the rows are computed for nothing when they are read in place.
 _MAX_IDLE_SHARE = 0.5
+# Shapes of trees that are remembered. Static trees have one each, and few depths; grown ones rarely repeat.
+_MAX_TREES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,17 @@ class Span:
         for parent in self.parents:
             depths.append(0 if parent < 0 else depths[parent] + 1)
         return depths
+
+
+@lru_cache(maxsize=_MAX_TREES)
+def _tree_mask(parents: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Additive [T, T]: 0 where a token of the tree may look, its ancestors and itself. Shared: never written to."""
+    mask = np.full((len(parents), len(parents)), float("-inf"), dtype=np.float32)
+    for index, parent in enumerate(parents):
+        if parent >= 0:
+            mask[index] = mask[parent]
+        mask[index, index] = 0.0
+    return torch.from_numpy(mask).to(device, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +128,7 @@ class StepAttention:
         self._groups = [self._single(span, cache) for span in alone]
         if context is not None:
             self._groups.append(self._batch(shared, context, cache))
-        self.positions = torch.tensor(
-            [span.cached_len + depth for span in spans for depth in span.depths()], dtype=torch.long, device=device
-        )  # [N] rotary positions
+        self._spans = tuple(spans)
         self.targets = torch.tensor(
             [
                 cache.start_of(span.slot) + span.cached_len + offset
@@ -125,6 +138,12 @@ class StepAttention:
             dtype=torch.long,
             device=device,
         )  # [N] flat cache positions that are written
+
+    @cached_property
+    def positions(self) -> torch.Tensor:
+        """Rotary positions [N]; drafters that count them on their own do not pay for these."""
+        places = [span.cached_len + depth for span in self._spans for depth in span.depths()]
+        return torch.tensor(places, dtype=torch.long, device=self._device)
 
     def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """queries [N, Q, D]; keys, values: one layer of the cache [positions, KV, D]. Returns [N, Q*D]."""
@@ -206,12 +225,9 @@ class StepAttention:
 
     def _mask(self, span: Span, length: int) -> torch.Tensor:
         """Additive [T, length]: 0 where a token of the span may look."""
-        mask = torch.full((span.num_tokens, length), float("-inf"), dtype=self._dtype, device=self._device)
         if span.parents is None:
+            mask = torch.full((span.num_tokens, length), float("-inf"), dtype=self._dtype, device=self._device)
             return mask.triu_(diagonal=span.cached_len + 1)
-        mask[:, : span.cached_len] = 0.0
-        for index, parent in enumerate(span.parents):
-            if parent >= 0:
-                mask[index, span.cached_len :] = mask[parent, span.cached_len :]
-            mask[index, span.cached_len + index] = 0.0
+        mask = torch.zeros(span.num_tokens, length, dtype=self._dtype, device=self._device)
+        mask[:, span.cached_len :] = _tree_mask(span.parents, self._dtype, self._device)
         return mask

@@ -1,5 +1,6 @@
 """The third part of a step: each row keeps what the target agrees with, plus the target's own token."""
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -7,9 +8,17 @@ import torch
 from specdeploy.runtime.kv_cache import KvCache
 from specdeploy.runtime.request import RowUpdate
 from specdeploy.runtime.row import Row
-from specdeploy.runtime.sampling import adjusted_logits, choose_token, target_probs, uniform_at
+from specdeploy.runtime.sampling import (
+    NonFiniteLogitsError,
+    adjusted_logits,
+    choose_token,
+    target_probs,
+    uniform_at,
+)
 from specdeploy.runtime.step_batch import RowStep, is_prefix
 from specdeploy.runtime.verify import Verification, verify_chain, verify_sampled, verify_tree
+
+_log = logging.getLogger(__name__)
 
 
 class Commit:
@@ -20,10 +29,25 @@ class Commit:
         self._logits = logits
         self._cache = cache
         takes_argmax = any(step.first_logit is not None and _is_plain_greedy(step.row) for step in steps)
-        self._argmax: list[int] = torch.argmax(logits, dim=-1).tolist() if takes_argmax else []  # one for all rows
+        self._argmax = _finite_argmax(logits).tolist() if takes_argmax else []  # one for all rows
 
     def apply(self, step: RowStep) -> RowUpdate | None:
-        """Append the row's output and advance it over what is kept. None while its prompt goes on."""
+        """Append the row's output and advance it over what is kept. None while its prompt goes on.
+
+        A row that cannot go on - no finite logits, or its stop matcher or grammar raised - ends with "error", alone.
+        """
+        try:
+            return self._apply(step)
+        except Exception as error:
+            row = step.row
+            _log.exception("request %s failed", row.request.request_id)
+            if isinstance(error, NonFiniteLogitsError):
+                self._cache.clear(row.slot)
+            row.finish_reason, step.kept_nodes = "error", ()
+            log_probs = () if row.request.wants_log_probs else None
+            return RowUpdate(row.request.request_id, (), log_probs, "error", row.stats)
+
+    def _apply(self, step: RowStep) -> RowUpdate | None:
         row, first = step.row, step.first_logit
         if first is None:
             row.num_cached += step.num_text
@@ -59,7 +83,10 @@ class Commit:
     def _choose(self, row: Row, index: int) -> int:
         """The target's token for the end of the row's text, from logits row `index`."""
         if _is_plain_greedy(row):
-            return self._argmax[index]
+            token = self._argmax[index]
+            if token < 0:
+                raise NonFiniteLogitsError("the model computed no finite logits")
+            return token
         return choose_token(self._adjusted(row, index), row.request.sampling, row.num_output)
 
     def _adjusted(self, row: Row, index: int) -> torch.Tensor:
@@ -97,6 +124,12 @@ class Commit:
 def _is_plain_greedy(row: Row) -> bool:
     request = row.request
     return request.sampling.is_greedy and not request.sampling.changes_logits and request.guided is None
+
+
+def _finite_argmax(logits: torch.Tensor) -> torch.Tensor:
+    """The largest logit's token of each row of [P, V], -1 where that logit is not finite (NaN counts as largest)."""
+    tokens = logits.argmax(dim=-1)
+    return torch.where(logits.gather(1, tokens.unsqueeze(1)).squeeze(1).isfinite(), tokens, -1)
 
 
 def _copied(logits: torch.Tensor) -> torch.Tensor:

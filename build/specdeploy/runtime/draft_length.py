@@ -18,6 +18,10 @@ _WARM_UP_STEPS = 2
 # Steps in which K is varied on purpose, as parts of the cap in turn: the price of draft tokens is the difference.
 _LEARNING_STEPS = 6
 _LEARNING_SHARES = (1.0, 0.5, 0.0)
+# Where prompts are read in every step, prices are learned beside them in the end: after so many steps with prefill K is
+# varied for some more. Prompts make times uneven, hence more than above.
+_PREFILL_PATIENCE = 16
+_PREFILL_LEARNING_STEPS = 12
 # While drafting, one step in so many is plain: what drafting is compared with must stay measured. A number of rows
 # that was never seen plain waits less.
 _PLAIN_EVERY = 64
@@ -95,7 +99,8 @@ class AdaptiveDraftLength:
     less than 1 % of the time since; accepted tokens are credited, so that a change for the better is followed.
 
     While prices are unknown K is the cap, half of it and 0 in turn, for 6 steps after 2 with the cap. Steps with
-    prefill teach nothing about prices. The same calls give the same K: there is no clock and no chance in here.
+    prefill teach nothing about prices, unless they keep coming before the others taught any: then those prices count
+    in steps after one with prefill, until there are better ones. The same calls give the same K: there is no clock and no chance in here.
     `record_step` must end every step; without it K stays the cap.
     """
 
@@ -103,10 +108,13 @@ class AdaptiveDraftLength:
         """`max_draft_len`: the deepest draft of any request."""
         self._max_draft_len = max_draft_len
         self._costs = StepCostModel()
+        self._prefill_costs = StepCostModel()  # of steps with prefill, while the others' are unknown
         self._engine = engine_counts(max_draft_len)
         self._rows: dict[int, _RowState] = {}
         self._step = 0
         self._num_timed_steps = 0
+        self._num_prefill_steps = 0
+        self._had_prefill = False  # the latest step with decoding rows
         self._steps_since_plain: dict[int, int] = {}  # by number of rows
         self._rates: dict[int, float] = {}  # tokens per nanosecond of the last plan, by number of rows
         self._tokens_per_depth = 1.0
@@ -152,9 +160,11 @@ class AdaptiveDraftLength:
 
     def record_step(self, timing: StepTiming) -> None:
         """One step of the engine: the next call of `draft_len` plans the next one."""
-        if timing.num_rows and not timing.has_prefill:
-            self._learn(timing)
-            self._account(timing)
+        if timing.num_rows:
+            if not timing.has_prefill or self._is_learning:
+                self._learn(timing)
+                self._account(timing)
+            self._had_prefill = timing.has_prefill
         self._step += 1
         self._begin_step()
 
@@ -175,15 +185,29 @@ class AdaptiveDraftLength:
     def _is_learning(self) -> bool:
         return self._num_timed_steps < _WARM_UP_STEPS + _LEARNING_STEPS
 
+    @property
+    def _num_learned(self) -> int | None:
+        """Steps in which K was varied (below 1: not yet), None when that is over for steps like the latest."""
+        if not self._is_learning:
+            return None
+        if not self._had_prefill:
+            return self._num_timed_steps - _WARM_UP_STEPS
+        num_learned = self._num_prefill_steps - _PREFILL_PATIENCE
+        return num_learned if num_learned < _PREFILL_LEARNING_STEPS else None
+
+    @property
+    def _prices(self) -> StepCostModel:
+        return self._prefill_costs if self._is_learning else self._costs
+
     def _plan_step(self, num_rows: int) -> StepPlan:
-        if self._is_learning:
-            num_learned = self._num_timed_steps - _WARM_UP_STEPS
+        num_learned = self._num_learned
+        if num_learned is not None:
             return StepPlan(cap_share=_LEARNING_SHARES[num_learned % len(_LEARNING_SHARES)] if num_learned > 0 else 1.0)
         rates = engine_rates(self._engine)
         rows = [row for row in self._rows.values() if row.asked_in >= self._step - 1]
         for row in rows:
             row.survival = survival_of(row.counts, rates)
-        costs = self._costs.costs(num_rows)
+        costs = self._prices.costs(num_rows)
         plan = best_plan(
             [row.survival[: row.cap] for row in rows],
             costs,
@@ -203,9 +227,13 @@ class AdaptiveDraftLength:
 
     def _learn(self, timing: StepTiming) -> None:
         num_draft_tokens = timing.num_tokens - timing.num_rows
-        self._num_timed_steps += 1
-        if self._num_timed_steps > _WARM_UP_STEPS:
-            self._costs.record(
+        prices = self._prefill_costs if timing.has_prefill else self._costs
+        if timing.has_prefill:
+            self._num_prefill_steps += 1
+        else:
+            self._num_timed_steps += 1
+        if self._num_timed_steps + self._num_prefill_steps > _WARM_UP_STEPS:
+            prices.record(
                 num_rows=timing.num_rows,
                 num_draft_tokens=num_draft_tokens,
                 depth=timing.depth,
@@ -226,7 +254,7 @@ class AdaptiveDraftLength:
         self._probe_budget.earn(timing.draft_ns + timing.verify_ns)
         if not self._is_probe_step:
             return
-        costs = self._costs.costs(timing.num_rows)
+        costs = self._prices.costs(timing.num_rows)
         cost_ns = _probe_ns(plan, costs, self._probed_depths * self._tokens_per_depth)
         if plan.depth == 0:  # nobody else drafted: after a pause the drafter may have had to catch up
             due_ns = costs.draft_first_ns + costs.draft_depth_ns if self._probed_depths else 0.0

@@ -9,8 +9,10 @@ positions, its draft length and its random numbers are its own. The engine is si
 decides when, and the clock it may be given only measures.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -24,6 +26,8 @@ from specdeploy.runtime.request import GenerationRequest, RequestStats, RowUpdat
 from specdeploy.runtime.row import Row
 from specdeploy.runtime.step_batch import NO_DRAFT, StepBatch
 from specdeploy.runtime.usable_draft import depth_of, usable_draft
+
+_log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -80,7 +84,10 @@ class Engine:
         return self._cache.num_slots - self._cache.num_free
 
     def submit(self, request: GenerationRequest) -> None:
-        """Queue a request. Raises RequestError when the queue is full or the request can never be served."""
+        """Queue a request; stop ids that are never emitted are left out of it.
+
+        Raises RequestError when the queue is full or the request can never be served.
+        """
         self._check_prompt(request.prompt_ids)
         num_tokens = len(request.prompt_ids) + self._max_output(request)
         if num_tokens > self._cache.max_request_tokens:
@@ -94,7 +101,8 @@ class Engine:
             raise RequestError(
                 "request", f"all rows are busy and {self._max_queue} requests wait already", "Retry later"
             )
-        self._waiting.append(request)
+        stop_ids = frozenset(token for token in request.stop_ids if 0 <= token < self._num_token_ids)
+        self._waiting.append(request if stop_ids == request.stop_ids else replace(request, stop_ids=stop_ids))
 
     def cancel(self, request_id: str) -> RowUpdate | None:
         """End a request now, wherever it is; None when it is unknown or already over."""
@@ -112,6 +120,7 @@ class Engine:
         """Drop everything in flight: the way back after an unexpected failure inside a step."""
         self._waiting.clear()
         for row in list(self._rows):
+            self._cache.clear(row.slot)  # whatever the step left there
             self._leave(row)
 
     def step(self) -> list[RowUpdate]:
@@ -208,14 +217,18 @@ class Engine:
         return draft_len
 
     def _usable(self, row: Row, draft: Draft, draft_len: int) -> Draft:
-        return usable_draft(
-            draft,
-            max_depth=draft_len,
-            max_nodes=row.num_free_positions,
-            num_token_ids=self._num_token_ids,
-            guided=row.request.guided,
-            may_sample=row.may_sample_drafts,
-        )
+        try:
+            return usable_draft(
+                draft,
+                max_depth=draft_len,
+                max_nodes=row.num_free_positions,
+                num_token_ids=self._num_token_ids,
+                guided=row.request.guided,
+                may_sample=row.may_sample_drafts,
+            )
+        except Exception:  # a grammar's failure is its request's: the row goes on without this draft
+            _log.exception("the draft of request %s cannot be used", row.request.request_id)
+            return NO_DRAFT
 
     def _pack(self, drafts: dict[int, tuple[Draft, int]]) -> StepBatch:
         """Every decoding row, and as many prompt tokens of the others as one step may carry."""
@@ -271,8 +284,12 @@ class Engine:
         self._rows.remove(row)
         self._cache.release(row.slot)
         self._policy.release(row.slot)
-        if self._drafter is not None:
+        if self._drafter is None:
+            return
+        try:
             self._drafter.release(row.slot)
+        except Exception:  # rows that leave after this one must be able to
+            _log.exception("the drafter did not release slot %d", row.slot)
 
     def _now(self) -> int:
         return 0 if self._clock is None else self._clock()

@@ -3,7 +3,7 @@
     config.json         flat sizes as a Llama config spells them, rotary parameters included
     head.json           `HeadFacts`: which forward pass this is, and its switches
     *.safetensors       eagle, eagle3: layers.{i}.*, fc.*, norms, optional embed_tokens.weight, lm_head.weight, d2t, t2d
-                        medusa: {head}.{block}.linear.weight|bias, {head}.lm_head.weight
+                        medusa: {head}.{block}.linear.weight|bias, {head}.lm_head.weight or lm_head.weight of all heads
 
 Every tensor is taken once; one that is missing, has another shape or is left over is a CheckpointError naming it.
 """
@@ -105,7 +105,7 @@ class HeadFolder:
 
 def open_head(folder: Path, generation: str, *, dtype: torch.dtype, device: torch.device) -> HeadFolder:
     """Open a canonical folder. Raises CheckpointError when it is not a whole one or not of this generation."""
-    facts = _read_facts(folder / "head.json")
+    facts = read_facts(folder / "head.json")
     if facts.generation != generation:
         raise CheckpointError(
             f"{folder}/head.json: generation: {facts.generation} where {generation} is expected. "
@@ -162,7 +162,8 @@ def take_lm_head(
     return Linear(own)
 
 
-def _read_facts(path: Path) -> HeadFacts:
+def read_facts(path: Path) -> HeadFacts:
+    """The facts in a head.json. Raises CheckpointError where it cannot be read or holds something else."""
     from pydantic import ValidationError
 
     try:

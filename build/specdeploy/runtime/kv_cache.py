@@ -113,6 +113,12 @@ class KvCache:
         if not self.is_uniform:
             self._free_rooms = _joined([*self._free_rooms, room])
 
+    def clear(self, slot: int) -> None:
+        """Zero the slot's positions in every layer: numbers that are not finite must not outlive their row. Attention
+        masks what lies behind a row, and 0 * NaN is NaN. ValueError as in `start_of`."""
+        start = self.start_of(slot)
+        self._memory[:, :, start : start + self.length_of(slot)] = 0.0
+
     def start_of(self, slot: int) -> int:
         """Flat index of the slot's position 0.
 

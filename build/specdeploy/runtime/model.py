@@ -141,10 +141,17 @@ class DecoderModel:
             dtype=self.dtype,
             device=self.device,
         )
-        captured: dict[int, torch.Tensor] = {}
+        captured: dict[int, torch.Tensor] = {}  # only what is asked for: the others' memory is free again
         for index, hidden in enumerate(self.states(tokens, attention.positions, attention, cache, num_layers)):
-            captured[index] = hidden
-        return StepOutput(self._logits(hidden, logit_positions), self._stack(captured, hidden, hidden_layers))
+            if index in hidden_layers:
+                captured[index] = hidden
+        if FINAL_NORM in hidden_layers:  # asked for all tokens: the head reads the same rows
+            captured[FINAL_NORM] = self.final_norm(hidden)
+            logits = self._head_at(captured[FINAL_NORM], logit_positions)
+        else:
+            logits = self._head_at(hidden, logit_positions, is_normed=False)
+        stacked = torch.cat([captured[layer] for layer in hidden_layers], dim=1) if hidden_layers else None
+        return StepOutput(logits, stacked)
 
     def states(
         self,
@@ -175,23 +182,17 @@ class DecoderModel:
         """Logits [P, V] of hidden states [P, H] after the final norm."""
         return self._lm_head(hidden)
 
-    def _logits(self, hidden: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+    def _head_at(self, hidden: torch.Tensor, positions: Sequence[int], *, is_normed: bool = True) -> torch.Tensor:
+        """Logits [P, V] at rows `positions` of the last states [N, H]."""
         if not positions:
             return hidden.new_empty(0, self.num_logits)
         if len(positions) < hidden.shape[0]:
             hidden = hidden[torch.tensor(positions, dtype=torch.long, device=self.device)]
-        return self._lm_head(self.final_norm(hidden))
+        return self._lm_head(hidden if is_normed else self.final_norm(hidden))
 
     def final_norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """The last norm, before the head: [P, H] -> [P, H]."""
         return F.rms_norm(hidden, (hidden.shape[1],), self._final_norm, self._eps)
-
-    def _stack(
-        self, captured: dict[int, torch.Tensor], last: torch.Tensor, hidden_layers: Sequence[int]
-    ) -> torch.Tensor | None:
-        if not hidden_layers:
-            return None
-        return torch.cat([self.final_norm(last) if n == FINAL_NORM else captured[n] for n in hidden_layers], dim=1)
 
     def _take_weights(self, weights: CheckpointWeights, borrow_from: "DecoderModel | None") -> None:
         self.embedding = _embedding(weights, self.config, borrow_from)  # [V, H]

@@ -19,9 +19,16 @@ from specdeploy.runtime.request import SamplingParams
 _TOP_P_TAIL_SHARE = 1 / 256
 # Longer weights are summed in blocks first: a running sum is slow, and only one block of it is looked at.
 _DRAW_BLOCK = 256
+# Parameters act as if they were within these bounds: beyond them float32 overflows and inf - inf is no number. No logit
+# of a model comes near, so nothing else changes.
+_SMALLEST_SCALE, _LARGEST = 1e-30, 1e30
 
 Stream = Literal["target", "draft", "accept"]
 _STREAM_KEYS: dict[Stream, int] = {"target": 0, "draft": 1 << 64, "accept": 2 << 64}
+
+
+class NonFiniteLogitsError(ArithmeticError):
+    """Nothing can be chosen: the largest logit, or the sum of the weights, is no positive finite number."""
 
 
 def uniform_at(seed: int, position: int, stream: Stream = "target") -> float:
@@ -82,7 +89,8 @@ def adjusted_logits(
         _apply_penalties(adjusted, params, counts)
     if params.logit_bias:
         biased = torch.tensor(list(params.logit_bias), dtype=torch.long, device=logits.device)
-        adjusted[biased] += torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=logits.device)
+        weights = [_bounded(weight) for weight in params.logit_bias.values()]
+        adjusted[biased] += torch.tensor(weights, dtype=torch.float32, device=logits.device)
     banned = _banned_ids(params, token_ids, num_output, stop_ids)
     if banned:
         adjusted[torch.tensor(banned, dtype=torch.long, device=logits.device)] = float("-inf")
@@ -106,15 +114,23 @@ def _apply_penalties(logits: torch.Tensor, params: SamplingParams, counts: Token
     seen = counts.token_ids.to(logits.device)
     values = logits[seen]
     if params.repetition_penalty != 1.0:
-        values = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        factor = max(_bounded(params.repetition_penalty), _SMALLEST_SCALE)
+        values = torch.where(values > 0, values / factor, values * factor)
     if params.presence_penalty or params.frequency_penalty:
         times = counts.num_in_output.to(logits.device)
-        values = values - params.presence_penalty * (times > 0) - params.frequency_penalty * times
+        values = values - _bounded(params.presence_penalty) * (times > 0) - _bounded(params.frequency_penalty) * times
     logits[seen] = values
 
 
+def _bounded(parameter: float) -> float:
+    return min(max(parameter, -_LARGEST), _LARGEST)
+
+
 def target_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """The distribution [V] a random choice is drawn from: temperature, then top-k, top-p and min-p, renormalised."""
+    """The distribution [V] a random choice is drawn from: temperature, then top-k, top-p and min-p, renormalised.
+
+    Raises NonFiniteLogitsError where the logits have no finite largest one.
+    """
     kept, token_ids = _kept_probs(logits, params)
     kept = kept / kept.sum()
     if token_ids is None:
@@ -123,16 +139,30 @@ def target_probs(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 
 
 def choose_token(logits: torch.Tensor, params: SamplingParams, position: int) -> int:
-    """The target's token at output position `position` (0-based) from adjusted logits [V]."""
+    """The target's token at output position `position` (0-based) from adjusted logits [V].
+
+    Raises NonFiniteLogitsError where the logits have no finite largest one.
+    """
     if params.is_greedy:
-        return int(logits.argmax())
+        token = int(logits.argmax())
+        check_finite(float(logits[token]))
+        return token
     kept, token_ids = _kept_probs(logits, params)
     index = draw_index(kept, uniform_at(params.seed, position))
     return index if token_ids is None else int(token_ids[index])
 
 
+def check_finite(largest: float) -> None:
+    """Raises NonFiniteLogitsError if the largest logit says that there is nothing to choose from."""
+    if not math.isfinite(largest):
+        raise NonFiniteLogitsError(f"the largest logit is {largest}: the model computed no finite logits")
+
+
 def draw_index(weights: torch.Tensor, uniform: float) -> int:
-    """Index drawn in proportion to `weights` [n] (none negative, not all 0) by the number `uniform` in [0, 1)."""
+    """Index drawn in proportion to `weights` [n] (none negative, not all 0) by the number `uniform` in [0, 1).
+
+    Raises NonFiniteLogitsError if their sum is not positive and finite.
+    """
     num_blocks = weights.shape[0] // _DRAW_BLOCK
     if num_blocks < 4:
         return _draw(weights, uniform)[0]
@@ -147,6 +177,8 @@ def _draw(weights: torch.Tensor, uniform: float) -> tuple[int, float]:
     """The index drawn, and how far into its share of [0, 1) the number fell: again uniform, and unused so far."""
     cumulative = weights.cumsum(0, dtype=torch.float64)
     total = float(cumulative[-1])
+    if not 0.0 < total < math.inf:
+        raise NonFiniteLogitsError(f"the weights to draw from sum to {total}")
     point = min(uniform * total, math.nextafter(total, 0.0))  # below the total: an index of weight 0 is never drawn
     index = int(torch.searchsorted(cumulative, point, right=True))
     before = float(cumulative[index - 1]) if index else 0.0
@@ -161,8 +193,10 @@ def _kept_probs(logits: torch.Tensor, params: SamplingParams) -> tuple[torch.Ten
     scaled, token_ids = logits.float(), None
     if 0 < params.top_k < scaled.shape[0]:
         scaled, token_ids = torch.topk(scaled, params.top_k)
-    # Taking the largest off first: no temperature is too small.
-    scaled = (scaled - scaled.max()).div_(params.temperature)
+    largest = scaled.max()
+    check_finite(float(largest))
+    # Taking the largest off first: no temperature is too small, as long as float32 can tell it from 0.
+    scaled = (scaled - largest).div_(max(params.temperature, _SMALLEST_SCALE))
     if params.top_p < 1.0:
         probs = torch.softmax(scaled, dim=-1)
         if token_ids is None:

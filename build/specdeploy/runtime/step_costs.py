@@ -28,6 +28,9 @@ _SETTLED_AFTER = 32
 # Where a load never varied, two lines explain it equally well. The larger the weight the less a term explains then:
 # rows cost what the step costs, first draft tokens what all draft tokens cost, until steps say otherwise.
 _CERTAIN, _LIKELY, _UNLIKELY = 1e-9, 1e-6, 1e-4
+# Of a step's line at least so much is left where a kink takes away from it: on a machine that became much faster cells
+# and line forget at different rates.
+_LEAST_SHARE = 0.1
 # Steps with the same number of tokens are averaged over so many of them, and believed while one was seen not long ago.
 _CELL_MEMORY = 16
 _CELL_AGE = 1024
@@ -53,7 +56,8 @@ class StepCosts:
 
     def step_ns(self, depth: int, num_draft_tokens: float) -> float:
         """A step whose deepest draft is `depth` with `num_draft_tokens` over all rows; 0 and 0 is a plain step."""
-        line_ns = self.plain_ns + self._kink_ns(self.num_rows + num_draft_tokens)
+        kink_ns = self._kink_ns(self.num_rows + num_draft_tokens)
+        line_ns = max(self.plain_ns + kink_ns, _LEAST_SHARE * self.plain_ns)
         if depth == 0:
             return line_ns
         return line_ns + self.first_ns + depth * self.draft_depth_ns + num_draft_tokens * self.token_ns

@@ -54,12 +54,19 @@ class CheckpointWeights:
 
     def take_layer(self, base: str, shape: LayerShape, *, has_input_norm: bool = True) -> DecoderLayer:
         """The decoder layer under `base`, such as `model.layers.0`."""
+        q_norm, k_norm = (self.take_optional(f"{base}.self_attn.{name}.weight") for name in ("q_norm", "k_norm"))
+        if (q_norm is None) != (k_norm is None):
+            absent, there = ("q_norm", "k_norm") if q_norm is None else ("k_norm", "q_norm")
+            raise CheckpointError(
+                f"{self.folder}: tensor {base}.self_attn.{absent}.weight is missing: the layer has {there}, and "
+                "queries and keys are normed together. Take a complete checkpoint"
+            )
         return DecoderLayer(
             shape=shape,
             input_norm=self.take(f"{base}.input_layernorm.weight") if has_input_norm else None,
             qkv=self.take_linear(f"{base}.self_attn", ("q_proj", "k_proj", "v_proj")),
-            q_norm=self.take_optional(f"{base}.self_attn.q_norm.weight"),
-            k_norm=self.take_optional(f"{base}.self_attn.k_norm.weight"),
+            q_norm=q_norm,
+            k_norm=k_norm,
             out=self.take_linear(f"{base}.self_attn", ("o_proj",)),
             post_norm=self.take(f"{base}.post_attention_layernorm.weight"),
             gate_up=self.take_linear(f"{base}.mlp", ("gate_proj", "up_proj")),

@@ -99,7 +99,7 @@ def parse_request(
     if max_tokens is None:
         raise RequestError("max_tokens", "is missing", "Send the number of tokens to generate, at least 1")
     prompt = _prompt(tensors, limits)
-    stop_strings, stop_tokens = _stop_words(tensors, tokenizer)
+    stop_strings, stop_tokens = _stop_words(tensors, tokenizer, limits)
     min_tokens = _integer(tensors, "min_tokens", minimum=0) or 0
     if min_tokens > max_tokens:
         raise RequestError("min_tokens", f"{min_tokens} exceeds max_tokens {max_tokens}")
@@ -230,13 +230,16 @@ def _logit_bias(tensors: Tensors, tokenizer: Tokenizer, limits: ServingLimits) -
     return bias
 
 
-def _stop_words(tensors: Tensors, tokenizer: Tokenizer) -> tuple[tuple[str, ...], frozenset[int]]:
-    """Words to look for in the text, and ids to look for in its place: special tokens are no part of the text."""
+def _stop_words(
+    tensors: Tensors, tokenizer: Tokenizer, limits: ServingLimits
+) -> tuple[tuple[str, ...], frozenset[int]]:
+    """Words to look for in the text, and ids to look for in its place: special tokens are no part of the text. One
+    without a row in the checkpoint is never emitted, and there is nothing to look for."""
     words = [word for word in _strings(tensors, "stop_words") if word]
     special = {word: _special_id(tokenizer, word) for word in words}
     return (
         tuple(word for word in words if special[word] is None),
-        frozenset(token for token in special.values() if token is not None),
+        frozenset(token for token in special.values() if token is not None and token < limits.num_token_ids),
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import torch
+
 
 @dataclass(frozen=True, slots=True)
 class TreeLevel:
@@ -29,6 +31,16 @@ class TreeLevel:
     run: tuple[int, ...]
     run_parents: tuple[int, ...]
     frontier_places: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LevelIndices:
+    """What of a `TreeLevel` indexes tensors, on their device."""
+
+    ranks: torch.Tensor
+    parent_places: torch.Tensor
+    run: torch.Tensor
+    frontier_places: torch.Tensor
 
 
 class DraftTree:
@@ -57,6 +69,22 @@ class DraftTree:
     def width(self) -> int:
         """Most guesses needed at one place."""
         return max(level.width for level in self.levels)
+
+    def indices(self, device: torch.device) -> list[LevelIndices]:
+        """Of every level. A drafter makes them once: a step must not wait for copies of them."""
+
+        def on_device(places: tuple[int, ...]) -> torch.Tensor:
+            return torch.tensor(places, dtype=torch.long, device=device)
+
+        return [
+            LevelIndices(
+                ranks=on_device(level.ranks),
+                parent_places=on_device(level.parent_places),
+                run=on_device(level.run),
+                frontier_places=on_device(level.frontier_places),
+            )
+            for level in self.levels
+        ]
 
     def num_nodes(self, depth: int) -> int:
         """Nodes down to `depth`."""

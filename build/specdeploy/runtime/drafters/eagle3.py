@@ -105,14 +105,15 @@ def _check_supported(files: HeadFolder) -> None:
 def _aux_layers(files: HeadFolder, target: DecoderModel) -> tuple[int, ...]:
     """After how many layers of the target each state is read: those named, else low, middle and high as EAGLE does."""
     num_layers = target.num_layers
-    named = files.facts.aux_layer_ids
+    named = files.facts.aux_states
     layers = (2, num_layers // 2, num_layers - 3) if named is None else named
     wrong = [layer for layer in layers if not 0 <= layer <= num_layers]
     if wrong:
         source = files.facts.aux_layer_ids_source or "no key names them, so the usual ones are taken"
         raise CheckpointError(
-            f"{files.folder}/head.json: aux_layer_ids: {list(layers)} ({source}), but the target has {num_layers} "
-            "layers. Use the target that the head was trained for"
+            f"{files.folder}/head.json: aux_layer_ids: {list(files.facts.aux_layer_ids or layers)} ({source}): states "
+            f"after {', '.join(map(str, layers))} layers, but the target has {num_layers} layers. Use the target that "
+            "the head was trained for"
         )
     return layers
 

@@ -16,7 +16,7 @@ import torch
 
 from specdeploy.runtime.attention import Span
 from specdeploy.runtime.drafters.base import Draft, DraftRow, Observation
-from specdeploy.runtime.drafters.draft_tree import DraftTree, TreeLevel
+from specdeploy.runtime.drafters.draft_tree import DraftTree, LevelIndices
 from specdeploy.runtime.drafters.feature_head import FeatureHead
 from specdeploy.runtime.request import SamplingParams
 from specdeploy.runtime.sampling import draw_index, target_probs, uniform_at
@@ -54,6 +54,7 @@ class FeatureDrafter:
         self._head = head
         self._vocab_size = vocab_size
         self._tree = tree
+        self._indices = [] if tree is None else tree.indices(head.device)
         self._prefill_chunk = prefill_chunk
         self._num_ids = self._count_ids()
         if tree is not None and tree.width > self._num_ids:
@@ -91,11 +92,12 @@ class FeatureDrafter:
         for (seen, positions), rows in zip(known, features, strict=True):
             pairs = self._slots.setdefault(seen.slot, _SlotPairs())
             pairs.positions += positions
-            pairs.features.append(rows)
+            # Copied, so that a row that waits does not keep the states of others' prompts alive.
+            pairs.features.append(rows.clone() if len(known) > 1 else rows)
             if len(pairs.positions) > self._prefill_chunk:
                 full.append((seen.slot, seen.token_ids))
         if full:
-            self._read(full, num_kept=1)  # the newest pair's output is wanted by the next draft
+            self._read(full, keeps_newest=True)  # the newest pair's output is wanted by the next draft
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[DraftRow]) -> list[Draft]:
@@ -136,8 +138,8 @@ class FeatureDrafter:
         # Token d of a draft comes from the pair at position newest + d - 1.
         return max(0, min(deepest, self._head.max_positions - newest))
 
-    def _read(self, rows: Sequence[tuple[int, Sequence[int]]], *, num_kept: int = 0) -> torch.Tensor:
-        """Read the pending pairs of these slots but the last `num_kept`, given their texts.
+    def _read(self, rows: Sequence[tuple[int, Sequence[int]]], *, keeps_newest: bool = False) -> torch.Tensor:
+        """Read the pending pairs of these slots, or all but the newest of each, given their texts.
 
         Returns the output of the last pair read of each [R, H].
         """
@@ -147,15 +149,18 @@ class FeatureDrafter:
         spans: list[Span] = []
         for slot, text in rows:
             pairs = self._slots[slot]
-            start, count = len(positions), len(pairs.positions) - num_kept
-            token_ids += [text[position + 1] for position in pairs.positions[:count]]
-            positions += pairs.positions[:count]
-            pending = torch.cat(pairs.features)
-            features.append(pending[:count])
+            read, pending, kept = pairs.positions, pairs.features, pairs.features[:0]
+            if keeps_newest:
+                # Copied, so that the one kept does not keep a whole chunk alive.
+                *before, newest = pending
+                read, pending, kept = read[:-1], [*before, newest[:-1]], [newest[-1:].clone()]
+            start = len(positions)
+            token_ids += [text[position + 1] for position in read]
+            positions += read
+            features += pending
             spans.append(Span(start, len(positions), slot, pairs.num_cached))
-            pairs.num_cached += count
-            # Copied, so that the few kept do not keep a whole chunk alive.
-            pairs.positions, pairs.features = pairs.positions[count:], [pending[count:].clone()] if num_kept else []
+            pairs.num_cached += len(read)
+            pairs.positions, pairs.features = pairs.positions[len(read) :], kept
         tokens = torch.tensor(token_ids, dtype=torch.long, device=self._head.device)
         outputs = self._head.forward(tokens, torch.cat(features), spans, positions, self._cache)
         return outputs[torch.tensor([span.end - 1 for span in spans], device=self._head.device)]
@@ -212,14 +217,15 @@ class FeatureDrafter:
         tokens = torch.zeros(len(rows), num_nodes, dtype=torch.long, device=outputs.device)
         features = outputs.new_zeros(len(rows), num_nodes, outputs.shape[1])  # the output of each node's parent
         for depth, level in enumerate(tree.levels[: depths[0]]):
+            indices = self._indices[depth]
             count = sum(most > depth for most in depths)
-            behind = self._run_level(rows[:count], level, tokens, features) if level.run else outputs[:count, None]
+            behind = outputs[:count, None]
+            if level.run:
+                behind = self._run_level(rows[:count], level.run_parents, indices, tokens, features)
             logits = self._head.logits(behind.flatten(0, 1))[:, : self._num_ids]
             best = self._token_ids(logits.topk(level.width, dim=-1).indices).unflatten(0, behind.shape[:2])  # [R, F, W]
-            parents = torch.tensor(level.parent_places, device=outputs.device)
-            ranks = torch.tensor(level.ranks, device=outputs.device)
-            tokens[:count, level.first : level.end] = best[:, parents, ranks]
-            features[:count, level.first : level.end] = behind[:, parents]
+            tokens[:count, level.first : level.end] = best[:, indices.parent_places, indices.ranks]
+            features[:count, level.first : level.end] = behind[:, indices.parent_places]
         texts = tokens.tolist()
         drafts: list[Draft] = []
         for index, depth in enumerate(depths):
@@ -228,27 +234,31 @@ class FeatureDrafter:
         return drafts
 
     def _run_level(
-        self, rows: Sequence[DraftRow], level: TreeLevel, tokens: torch.Tensor, features: torch.Tensor
+        self,
+        rows: Sequence[DraftRow],
+        run_parents: tuple[int, ...],
+        indices: LevelIndices,
+        tokens: torch.Tensor,
+        features: torch.Tensor,
     ) -> torch.Tensor:
-        """Outputs [R, F, H] of the level's frontier.
+        """Outputs [R, F, H] of the frontier of the level with these indices.
 
         Its ancestors run again: they are few, and one span can then say the whole tree.
         """
-        size = len(level.run)
-        run = torch.tensor(level.run, device=tokens.device)
+        size = len(run_parents)
         spans: list[Span] = []
         positions: list[int] = []
         for index, row in enumerate(rows):
             start = index * size
-            span = Span(start, start + size, row.slot, self._slots[row.slot].num_cached, level.run_parents)
+            span = Span(start, start + size, row.slot, self._slots[row.slot].num_cached, run_parents)
             spans.append(span)
             positions += [len(row.token_ids) - 1 + depth for depth in span.depths()]
         outputs = self._head.forward(
-            tokens[: len(rows), run].flatten(),
-            features[: len(rows), run].flatten(0, 1),
+            tokens[: len(rows), indices.run].flatten(),
+            features[: len(rows), indices.run].flatten(0, 1),
             spans,
             positions,
             self._cache,
         )
         apart: torch.Tensor = outputs.unflatten(0, (len(rows), size))
-        return apart[:, torch.tensor(level.frontier_places, device=tokens.device)]
+        return apart[:, indices.frontier_places]

@@ -32,13 +32,18 @@ class MedusaHeads:
         facts = files.facts
         if facts.num_heads is None or facts.num_layers is None:
             raise CheckpointError(f"{folder}/head.json: num_heads, num_layers: not stated. Build the deployment again")
-        self.num_heads = facts.num_heads
+        self.num_heads, self.device = facts.num_heads, target.device
         self._target = target
         self._blocks = [
             [_take_block(files, head, block, target) for block in range(facts.num_layers)]
             for head in range(facts.num_heads)
         ]
-        self._lm_heads = [_take_lm_head(files, head, target) for head in range(facts.num_heads)]
+        shared = _take_lm_head(files, "lm_head.weight", target)
+        self._lm_heads = (
+            [_take_lm_head(files, f"{head}.lm_head.weight", target) for head in range(facts.num_heads)]
+            if shared is None
+            else [shared] * facts.num_heads
+        )
         files.weights.check_all_taken("Medusa heads")
 
     def logits(self, head: int, states: torch.Tensor) -> torch.Tensor:
@@ -76,6 +81,7 @@ class MedusaDrafter:
             raise ValueError(f"the tree is {self._tree.depth} deep, there are {heads.num_heads} Medusa heads")
         if self._tree.width > self._num_ids:
             raise ValueError(f"the tree asks for the {self._tree.width} best of {self._num_ids} tokens")
+        self._ranks = [level.ranks for level in self._tree.indices(heads.device)]
         self._newest: dict[int, _Newest] = {}
 
     def max_draft_tokens(self, draft_len: int) -> int:
@@ -104,7 +110,7 @@ class MedusaDrafter:
         for depth, level in enumerate(self._tree.levels[: depths[order[0]]]):
             count = sum(depths[index] > depth for index in order)
             best = self._heads.logits(depth, states[:count])[:, : self._num_ids].topk(level.width, dim=-1).indices
-            ranked = best[:, torch.tensor(level.ranks, device=best.device)]  # [count, nodes of the level]
+            ranked = best[:, self._ranks[depth]]  # [count, nodes of the level]
             guesses.append(F.pad(ranked, (0, 0, 0, len(order) - count)))
         tokens = torch.cat(guesses, dim=1).tolist()
         for place, index in enumerate(order):
@@ -129,9 +135,8 @@ def _take_block(files: HeadFolder, head: int, block: int, target: DecoderModel) 
     return files.weights.take_linear(prefix, ("linear",))
 
 
-def _take_lm_head(files: HeadFolder, head: int, target: DecoderModel) -> Linear | None:
-    """The head's own layer to the vocabulary; None: the target's."""
-    name = f"{head}.lm_head.weight"
+def _take_lm_head(files: HeadFolder, name: str, target: DecoderModel) -> Linear | None:
+    """A layer to the vocabulary; None where the folder has none of that name, and the target's serves."""
     files.check_shapes({name: (target.vocab_size, target.config.hidden_size)})
     weight = files.weights.take_optional(name)
     return None if weight is None else Linear(weight)

@@ -125,10 +125,15 @@ class TorchAdapter:
             except Exception:
                 # A bug, or memory ran out. Every request in flight gets an answer, and the server lives on.
                 _log.exception("engine step failed")
-                engine.reset()  # first: what the sinks report of the load is then true
-                self._fail_all(f"the engine failed: {traceback.format_exc(limit=0).strip()}")
-        engine.reset()
-        self._fail_all("the server is shutting down")
+                self._drop_all(engine, f"the engine failed: {traceback.format_exc(limit=0).strip()}")
+        self._drop_all(engine, "the server is shutting down")
+
+    def _drop_all(self, engine: Engine, message: str) -> None:
+        try:
+            engine.reset()  # first: what the sinks report of the load is then true
+        except Exception:  # also then every client gets its answer
+            _log.exception("resetting the engine failed")
+        self._fail_all(message)
 
     def _receive(self, engine: Engine) -> bool:
         """Move requests from the inbox to the engine; blocks while there is nothing to do. False = stop."""

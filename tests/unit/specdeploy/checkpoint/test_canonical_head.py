@@ -85,6 +85,19 @@ def test_medusa_has_one_spelling(naming: str, tmp_path: Path) -> None:
     assert (config["num_heads"], config["num_layers"], config["hidden_size"], config["vocab_size"]) == (2, 2, 64, 320)
 
 
+def test_an_lm_head_of_all_medusa_heads_is_written_once(tmp_path: Path) -> None:
+    shapes = medusa_tensors(64, 320, num_heads=3, num_layers=1, naming="vllm")
+    blocks = {name: entry for name, entry in shapes.items() if not name.startswith("lm_heads.")}
+    shared: Shapes = {"lm_head.weight": ("BF16", (320, 64))}
+    config = {"medusa_num_heads": 3, "medusa_num_layers": 1}
+    write_canonical_head(write_checkpoint(tmp_path / "head", config, blocks | shared), tmp_path / "out")
+    assert {name for name in names(tmp_path / "out") if "lm_head" in name} == {"lm_head.weight"}
+
+    both = write_checkpoint(tmp_path / "both", config, shapes | shared)
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is of all heads and 0\.lm_head\.weight of one"):
+        write_canonical_head(both, tmp_path / "none")
+
+
 @pytest.mark.parametrize(
     ("stored", "canonical"),
     [

@@ -180,28 +180,32 @@ class TestOrigins:
         assert "layers.1.hidden_norm.weight" not in head.tensors
 
 
+FLAT = "eagle_aux_hidden_state_layer_ids"
+
+
 class TestAuxiliaryLayers:
     @pytest.mark.parametrize(
-        ("layout", "overrides", "source"),
+        ("layout", "overrides", "source", "after"),
         [
-            ("specforge", {"eagle_aux_hidden_state_layer_ids": [1, 21, 40]}, "eagle_aux_hidden_state_layer_ids"),
-            ("speculators", {"eagle_aux_hidden_state_layer_ids": [1, 21, 40]}, "eagle_aux_hidden_state_layer_ids"),
-            ("specforge", {"target_layer_ids": [1, 21, 40]}, "target_layer_ids"),
-            (
-                "modelopt",
-                {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 21, 40]}},
-                "eagle_config.eagle_aux_hidden_state_layer_ids",
-            ),
+            ("specforge", {FLAT: [1, 21, 40]}, FLAT, (1, 21, 40)),
+            ("speculators", {FLAT: [1, 21, 40]}, FLAT, (1, 21, 40)),
+            ("specforge", {"target_layer_ids": [1, 21, 40]}, "target_layer_ids", (2, 22, 41)),
+            ("specforge", {"dflash_config": {"target_layer_ids": [1, 21, 40]}}, "dflash_config.target_layer_ids",
+             (2, 22, 41)),
+            ("modelopt", {"eagle_config": {FLAT: [1, 21, 40]}}, f"eagle_config.{FLAT}", (2, 22, 41)),
+            ("modelopt", {"eagle_config": {FLAT: [1, 40, 21]}}, f"eagle_config.{FLAT}", (2, 22, 41)),
         ],
-    )
+    )  # fmt: skip
     def test_found_wherever_a_producer_puts_them(
-        self, tmp_path: Path, layout: str, overrides: dict[str, Any], source: str
+        self, tmp_path: Path, layout: str, overrides: dict[str, Any], source: str, after: tuple[int, ...]
     ) -> None:
+        """Under eagle_config, and as target_layer_ids, they number outputs of layers; flat, states before them."""
         config = eagle3_config(SMALL, layout, draft_vocab=100, **overrides)
 
         head = head_of(inspect(tmp_path, config, eagle3_tensors(SMALL, draft_vocab=100)))
 
         assert (head.aux_layer_ids, head.aux_layer_ids_source, head.num_aux_layers) == ((1, 21, 40), source, 3)
+        assert head.aux_states == after
 
     def test_two_places_that_differ_are_both_named(self, tmp_path: Path) -> None:
         nested = {"eagle_aux_hidden_state_layer_ids": [2, 20, 39]}
@@ -213,6 +217,13 @@ class TestAuxiliaryLayers:
 
         assert head.aux_layer_ids == (1, 21, 40)
         assert "eagle_config.eagle_aux_hidden_state_layer_ids says [2, 20, 39]" in (head.aux_layer_ids_source or "")
+
+    def test_two_places_that_say_the_same_in_their_own_way(self, tmp_path: Path) -> None:
+        config = eagle3_config(SMALL, "modelopt", draft_vocab=100, eagle_config={FLAT: [1, 20, 39]}, **{FLAT: [2, 21, 40]})
+
+        head = head_of(inspect(tmp_path, config, eagle3_tensors(SMALL, draft_vocab=100)))
+
+        assert (head.aux_layer_ids, head.aux_layer_ids_source) == ((2, 21, 40), FLAT)
 
     def test_an_empty_list_is_none(self, tmp_path: Path) -> None:
         config = eagle3_config(
@@ -281,25 +292,28 @@ class TestNorms:
         assert head.norm_switches["norm_before_fc"] is False
         assert head.unknown_config_keys == ("transformer_layer_config.norm_before_fc",)
 
+    @pytest.mark.parametrize("ids", [[0, 2, 3], [1, 2, 3]])
+    @pytest.mark.parametrize("from_layout", ["speculators", "modelopt"])
     @pytest.mark.parametrize("to_layout", LAYOUTS)
-    def test_nothing_is_lost_between_producers(self, tmp_path: Path, to_layout: str) -> None:
+    def test_nothing_is_lost_between_producers(
+        self, tmp_path: Path, to_layout: str, from_layout: str, ids: list[int]
+    ) -> None:
+        """Ids may be written as another producer counts them: the states they mean are the same."""
         shapes = eagle3_tensors(SMALL, draft_vocab=100)
-        config = eagle3_config(
-            SMALL,
-            "speculators",
-            draft_vocab=100,
-            eagle_aux_hidden_state_layer_ids=[1, 2, 3],
-            fc_norm=False,
-            norm_before_fc=False,
-            norm_output=True,
-        )
+        stated: dict[str, Any] = {FLAT: ids, "norm_before_residual": True, "fc_norm": False, "norm_before_fc": False}
+        if from_layout == "modelopt":
+            stated = {"eagle_config": stated}
+        config = eagle3_config(SMALL, from_layout, draft_vocab=100, **stated)
         first = head_of(inspect(tmp_path / "first", config, shapes))
 
         rendered = render_head_config(first, HeadLayout(to_layout))
         second = head_of(inspect(tmp_path / "second", rendered, shapes))
 
         told = {"layout", "declared_generation", "aux_layer_ids_source"}
+        if to_layout != from_layout:
+            told |= {"aux_layer_ids", "aux_ids_name_outputs"}
         assert second.layout is HeadLayout(to_layout)
+        assert second.aux_states == first.aux_states
         assert second.model_dump(exclude=told) == first.model_dump(exclude=told)
 
 

@@ -43,7 +43,7 @@ def test_a_whole_head_of_every_producer_fits(layout: str, target: Path, tmp_path
     report = compare(target, head, method=Method.EAGLE3)
 
     assert [one.detail for one in report.findings if one.severity is Severity.FAILURE] == []
-    assert only(report, "aux-layers").detail == f"[2, 16, 29] from {IDS_KEY}"
+    assert only(report, "aux-layers").detail == f"[2, 16, 29] from {IDS_KEY}: after 2, 16, 29 layers"
 
 
 def test_layers_that_a_head_does_not_name_are_a_risk_with_the_guess_printed(tmp_path: Path) -> None:
@@ -62,18 +62,41 @@ def test_layers_nested_under_eagle_config_are_found_with_their_source(tmp_path: 
     size = LlamaSize(43, 256, 512, 4, 2, 2048, head_dim=64)
     target = write_model(tmp_path / "target", size, tokenizer=byte_level_tokenizer(size.vocab))
     head = write_eagle3(
-        tmp_path / "head", size, layout="modelopt", draft_vocab=500, eagle_config={IDS_KEY: [1, 21, 40]}
+        tmp_path / "head", size, layout="modelopt", draft_vocab=500, eagle_config={IDS_KEY: [1, 42, 21]}
     )
 
-    assert only(compare(target, head), "aux-layers").detail == f"[1, 21, 40] from eagle_config.{IDS_KEY}"
+    assert only(compare(target, head), "aux-layers").detail == (
+        f"[1, 21, 42] from eagle_config.{IDS_KEY}: after 2, 22, 43 layers"
+    )
+
+
+def test_a_trainers_ids_under_the_key_of_engines_are_a_risk(target: Path, tmp_path: Path) -> None:
+    """1, n // 2 - 1, n - 4 are outputs of layers; read as the flat key is, each would be taken a layer too early."""
+    copied = compare(target, write_head(tmp_path / "copied", **{IDS_KEY: [1, 15, 28]}))
+    nested = compare(
+        target, write_head(tmp_path / "nested", "modelopt", eagle_config={IDS_KEY: [1, 15, 28]}), method=Method.EAGLE3
+    )
+
+    found = only(copied, "aux-layers-unshifted")
+    assert found.severity is Severity.WARNING
+    assert "[1, 15, 28]" in found.detail
+    assert f"{IDS_KEY} [2, 16, 29]" in found.remedy
+    assert copied.verdict is PairVerdict.COMPATIBLE
+    assert "aux-layers-unshifted" not in codes(nested)
 
 
 @pytest.mark.parametrize(
     ("ids", "fault"),
-    [([2, 16, 60], "60 lies beyond the target's 32 layers"), ([16, 2, 29], "they do not rise")],
+    [
+        ({IDS_KEY: [2, 16, 60]}, "60 lies beyond the target's 32 layers"),
+        ({IDS_KEY: [16, 2, 29]}, "they do not rise"),
+        ({"target_layer_ids": [16, 2, 29]}, "they do not rise"),
+        ({"eagle_config": {IDS_KEY: [1, 15, 32]}}, "33 lies beyond the target's 32 layers"),
+        ({"eagle_config": {IDS_KEY: [1, 1, 15]}}, "they do not rise"),
+    ],
 )
-def test_layers_that_cannot_be_right(ids: list[int], fault: str, target: Path, tmp_path: Path) -> None:
-    report = compare(target, write_head(tmp_path / "head", eagle_aux_hidden_state_layer_ids=ids))
+def test_layers_that_cannot_be_right(ids: dict[str, Any], fault: str, target: Path, tmp_path: Path) -> None:
+    report = compare(target, write_head(tmp_path / "head", "modelopt", **ids))
 
     assert fault in only(report, "aux-layers-wrong").detail
     assert report.verdict is PairVerdict.INCOMPATIBLE

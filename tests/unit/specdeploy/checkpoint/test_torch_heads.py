@@ -78,6 +78,10 @@ def test_heads_that_do_not() -> None:
     }
     for reason, draft in refused.items():
         assert reason in torch_says(model(), draft, Method.EAGLE3), reason
+    for name in ("d2t", "t2d"):
+        trimmed = head("v1", **{f"has_{name}": True})
+        assert f"the head holds {name}" in torch_says(model(), trimmed, Method.EAGLE)
+        assert torch_says(model(), head(**{f"has_{name}": True}), Method.EAGLE3) == "yes"
 
 
 def test_mtp_of_the_one_family_that_is_known() -> None:

@@ -63,6 +63,13 @@ def test_a_draft_says_what_it_is(drafts: dict[Method, Path]) -> None:
     assert {method: method_of_folder(folder) for method, folder in drafts.items()} == {one: one for one in drafts}
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"generation": "v7"}'])
+def test_a_draft_whose_facts_are_damaged(content: str, tmp_path: Path) -> None:
+    (tmp_path / "head.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"head\.json: .*Build the deployment again"):
+        method_of_folder(tmp_path)
+
+
 def test_every_method_has_its_drafter(target: DecoderModel, drafts: dict[Method, Path]) -> None:
     expected = {
         Method.DRAFT_MODEL: DraftModelDrafter,

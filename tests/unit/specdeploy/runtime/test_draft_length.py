@@ -41,6 +41,25 @@ def test_learning_is_the_cap_then_varies_it() -> None:
     assert [step[0] for step in engine.draft_lens] == [8, 8, 8, 4, 0, 8, 4, 0]
 
 
+@pytest.mark.parametrize("share", [1.0, 0.95])
+@pytest.mark.parametrize("costs", [SimulatedCosts(noise=0.1), SimulatedCosts(token=150, depth=200, noise=0.1)])
+def test_drafting_that_loses_is_left_while_prompts_are_read_in_every_step(share: float, costs: SimulatedCosts) -> None:
+    engine = SimulatedEngine(adaptive(), costs, [0.2] * 4, MAX_DRAFT_LEN, prefill_share=share).run(100)
+    engine.num_tokens, engine.time_us = 0, 0.0
+    engine.run(900)
+    off = SimulatedEngine(FixedDraftLength(), costs, [0.2] * 4, 0, prefill_share=share).run(1000)
+    assert engine.throughput > 0.9 * off.throughput
+
+
+def test_drafting_that_wins_goes_on_while_prompts_are_read_in_every_step() -> None:
+    costs = SimulatedCosts(noise=0.1)
+    engine = SimulatedEngine(adaptive(), costs, [0.9] * 2, MAX_DRAFT_LEN, prefill_share=1.0).run(500)
+    assert usual_draft_len(engine, 300) >= 4
+    engine.prefill_share = 0.0
+    engine.run(300)
+    assert usual_draft_len(engine, 200) >= 4
+
+
 def test_without_timings_it_is_always_the_cap() -> None:
     policy = adaptive()
     for _ in range(100):
@@ -49,9 +68,9 @@ def test_without_timings_it_is_always_the_cap() -> None:
     assert policy.step_costs(1) is None
 
 
-def test_prompts_in_a_step_teach_no_prices() -> None:
+def test_prompts_in_a_few_steps_teach_no_prices() -> None:
     policy = adaptive()
-    for _ in range(50):
+    for _ in range(16):
         assert policy.draft_len(0, 6, 1) == 6
         policy.record(0, 6, 0)
         policy.record_step(StepTiming(1, 7, 6, draft_ns=1, verify_ns=10**9, has_prefill=True))

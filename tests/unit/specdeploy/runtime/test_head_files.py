@@ -34,6 +34,13 @@ def test_a_tensor_too_few_too_many_or_of_another_shape(folder: Path, target: Dec
         EagleHead(folder, target)
 
 
+@pytest.mark.parametrize(("there", "absent"), [("q_norm", "k_norm"), ("k_norm", "q_norm")])
+def test_a_norm_of_queries_or_keys_alone(there: str, absent: str, folder: Path, target: DecoderModel) -> None:
+    edit_head(folder, {f"layers.0.self_attn.{there}.weight": torch.ones(8)})
+    with pytest.raises(CheckpointError, match=rf"layers\.0\.self_attn\.{absent}\.weight is missing.* has {there}"):
+        EagleHead(folder, target)
+
+
 def test_embeddings_and_lm_head_are_the_heads_own_or_the_targets(
     tmp_path: Path, target: DecoderModel, target_folder: Path
 ) -> None:

@@ -192,6 +192,18 @@ def test_a_special_token_as_stop_word_is_a_stop_id() -> None:
     assert request.stop_strings == ("the",)
 
 
+def test_a_special_token_without_a_row_in_the_checkpoint_is_nothing_to_stop_at() -> None:
+    limits = replace(LIMITS, num_token_ids=TOKENIZER.token_to_id("<|bot|>"))
+    tensors = {
+        "text_input": strings("the"),
+        "max_tokens": np.array([5], dtype=np.int32),
+        "min_tokens": np.array([1], dtype=np.int32),
+        "stop_words": strings("<|bot|>"),
+    }
+    request = parse_request(tensors, TOKENIZER, limits, frozenset())
+    assert (request.stop_ids, request.stop_strings) == (frozenset(), ())
+
+
 def test_a_seed_of_the_clients_own_is_told_apart() -> None:
     assert parse(seed=np.array([0], dtype=np.uint64)).sampling.has_own_seed
     assert not parse().sampling.has_own_seed

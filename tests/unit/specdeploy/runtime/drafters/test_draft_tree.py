@@ -1,6 +1,7 @@
 """The static tree: order, levels, and what is refused."""
 
 import pytest
+import torch
 
 from specdeploy.runtime.drafters.draft_tree import DraftTree
 
@@ -21,6 +22,14 @@ def test_a_level_names_its_parents_and_what_leads_to_them() -> None:
     assert (second.frontier, second.parent_places, second.run_parents) == ((0, 1), (0, 0, 1), (-1, -1))
     assert (third.frontier, third.parent_places, third.width) == ((2,), (0,), 3)
     assert (third.run, third.run_parents, third.frontier_places) == ((0, 2), (-1, 0), (1,))
+
+
+def test_places_of_a_level_as_indices() -> None:
+    tree = DraftTree(CHOICES)
+    for level, indices in zip(tree.levels, tree.indices(torch.device("cpu")), strict=True):
+        for name in ("ranks", "parent_places", "run", "frontier_places"):
+            assert getattr(indices, name).dtype is torch.long
+            assert getattr(indices, name).tolist() == list(getattr(level, name))
 
 
 @pytest.mark.parametrize(

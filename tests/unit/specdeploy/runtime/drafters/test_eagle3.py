@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from helpers.head_oracles import Eagle3Oracle
 from helpers.head_runs import (
@@ -40,7 +41,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "two layers": {"num_layers": 2, "own_embedding": True},
     "target's lm_head": {"own_lm_head": False},
     "residual": {"switches": {"norm_before_residual": True}},
-    "norm_before_fc": {"switches": {"norm_before_fc": True}, "aux_layer_ids": (0, 4)},
+    "norm_before_fc": {"switches": {"norm_before_fc": True}, "aux_layer_ids": (1, 4)},
     "fc_norm": {"switches": {"fc_norm": True, "norm_output": True}, "draft_vocab": 90},
     "all": {"switches": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True}},
 }
@@ -136,6 +137,47 @@ def test_the_right_state_goes_with_the_right_position(tmp_path: Path, cycle: Dec
     run = generate(cycle, drafter, 1, prompts=prompts, max_tokens=12)
     assert run.outputs == [[1 + (prompt[-1] + place) % CYCLE for place in range(12)] for prompt in prompts]
     assert run.num_accepted == run.num_drafted == 10
+
+
+@pytest.mark.parametrize(
+    ("layout", "keys", "after"),
+    [
+        ("specforge", {"eagle_aux_hidden_state_layer_ids": [0, 2, 4]}, (0, 2, 4)),
+        ("specforge", {"target_layer_ids": [0, 1, 3]}, (1, 2, 4)),
+        ("modelopt", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 0, 1]}}, (1, 2, 4)),
+    ],
+)
+def test_ids_count_layers_as_their_key_does(
+    layout: str, keys: dict[str, Any], after: tuple[int, ...], tmp_path: Path, deep: DecoderModel, deep_folder: Path
+) -> None:
+    own = write_eagle3_head(tmp_path / "own", deep_folder, layout=layout, aux_layer_ids=None)
+    edit_json(own / "config.json", **keys)
+    assert Eagle3Head(canonicalise(own, tmp_path / "head"), deep).hidden_layers == after
+
+
+def test_states_are_those_that_a_trainers_hooks_see(tmp_path: Path, deep: DecoderModel, deep_folder: Path) -> None:
+    """ModelOpt collects what the layers with these numbers put out, in the order the layers run."""
+    own = write_eagle3_head(tmp_path / "own", deep_folder, layout="modelopt", aux_layer_ids=None)
+    hooked = [3, 0, 1]
+    edit_json(own / "config.json", eagle_config={"eagle_aux_hidden_state_layer_ids": hooked})
+    head = Eagle3Head(canonicalise(own, tmp_path / "head"), deep)
+    reference = LlamaForCausalLM.from_pretrained(deep_folder, dtype=torch.float32)
+    seen: list[torch.Tensor] = []
+    for index, layer in enumerate(reference.model.layers):
+        if index in hooked:
+            layer.register_forward_hook(lambda module, args, out: seen.append(out[0] if isinstance(out, tuple) else out))
+    tokens = list(range(3, 20))
+    with torch.no_grad():
+        reference(torch.tensor([tokens]))
+    row = ObservedRow(deep, 0, tokens, 17, head.hidden_layers)
+    torch.testing.assert_close(row.states, torch.cat([state.reshape(17, -1) for state in seen], dim=1))
+
+
+def test_an_output_of_a_layer_the_target_lacks(tmp_path: Path, deep: DecoderModel, deep_folder: Path) -> None:
+    folder = write_eagle3_head(tmp_path / "head", deep_folder, aux_layer_ids=(1, 2, 4))
+    edit_json(folder / "head.json", aux_ids_name_outputs=True)
+    with pytest.raises(CheckpointError, match=r"aux_layer_ids: \[1, 2, 4\] .*after 2, 3, 5 layers.*has 4 layers"):
+        Eagle3Head(folder, deep)
 
 
 def test_layers_that_no_key_names_are_the_usual_ones(tmp_path: Path, deep: DecoderModel, deep_folder: Path) -> None:

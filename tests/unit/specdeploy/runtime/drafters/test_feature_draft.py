@@ -114,6 +114,29 @@ def test_behind_a_gap_a_row_is_drafted_for_without_what_was_missed(
     assert checked.num_empty == 3 + 5 + 5
 
 
+@pytest.mark.parametrize("sizes", [(1, 20), (20,)])
+def test_waiting_features_keep_no_storage_but_their_own(
+    sizes: tuple[int, ...], deep: DecoderModel, head: EagleHead
+) -> None:
+    """A row that waits beside others' prompts must not keep theirs alive."""
+    drafter = FeatureDrafter(head, num_slots=2, vocab_size=VOCAB)
+    rows = rows_of(deep, head, *sizes)
+    drafter.observe([part for row in rows for part in row.read(row.prompt_len)])
+    for row, size in zip(rows, sizes, strict=True):
+        (features,) = drafter._slots[row.slot].features
+        assert features.shape[0] == size
+        assert features.untyped_storage().nbytes() == features.numel() * features.element_size()
+
+
+def test_a_pair_kept_behind_a_chunk_keeps_no_storage_but_its_own(deep: DecoderModel, head: EagleHead) -> None:
+    drafter = FeatureDrafter(head, num_slots=1, vocab_size=VOCAB, prefill_chunk=8)
+    row = rows_of(deep, head, 20)[0]
+    drafter.observe(row.read(20))
+    (kept,) = drafter._slots[0].features
+    assert kept.untyped_storage().nbytes() == kept.numel() * kept.element_size()
+    assert (drafter._slots[0].num_cached, drafter._slots[0].positions, len(kept)) == (19, [19], 1)
+
+
 def test_a_released_slot_is_forgotten(deep: DecoderModel, head: EagleHead, oracle: EagleOracle) -> None:
     drafter = FeatureDrafter(head, num_slots=1, vocab_size=VOCAB, prefill_chunk=8)
     first, second = rows_of(deep, head, 30, 6)

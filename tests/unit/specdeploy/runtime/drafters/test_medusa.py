@@ -46,17 +46,26 @@ class Checked:
 
 
 @pytest.mark.parametrize("choices", [None, CHOICES], ids=["chain", "tree"])
-@pytest.mark.parametrize(("num_layers", "own_lm_head"), [(1, True), (2, False), (0, True)])
+@pytest.mark.parametrize(
+    ("num_layers", "own_lm_head", "shared_lm_head"),
+    [(1, True, False), (2, False, False), (0, True, False), (1, True, True)],
+)
 def test_it_drafts_as_the_definition_says(
     choices: list[list[int]] | None,
     num_layers: int,
     own_lm_head: bool,
+    shared_lm_head: bool,
     tmp_path: Path,
     deep: DecoderModel,
     deep_folder: Path,
 ) -> None:
     folder = write_medusa_heads(
-        tmp_path / "head", deep_folder, num_heads=3, num_layers=num_layers, own_lm_head=own_lm_head
+        tmp_path / "head",
+        deep_folder,
+        num_heads=3,
+        num_layers=num_layers,
+        own_lm_head=own_lm_head,
+        shared_lm_head=shared_lm_head,
     )
     tree = None if choices is None else DraftTree(choices)
     drafter = MedusaDrafter(MedusaHeads(folder, deep), vocab_size=VOCAB, tree=tree)
@@ -104,6 +113,19 @@ def test_head_h_guesses_the_token_h_plus_two_places_on(tmp_path: Path, cycle: De
     run = generate(cycle, MedusaDrafter(heads, vocab_size=320), 3, prompts=prompts, max_tokens=13)
     assert run.outputs == [[1 + (prompt[-1] + place) % CYCLE for place in range(13)] for prompt in prompts]
     assert run.num_accepted == run.num_drafted >= 24
+
+
+def test_a_shared_lm_head_is_one(tmp_path: Path, deep: DecoderModel, deep_folder: Path) -> None:
+    folder = write_medusa_heads(tmp_path / "head", deep_folder, num_heads=3, shared_lm_head=True)
+    first, *others = MedusaHeads(folder, deep)._lm_heads
+    assert first is not None
+    assert all(other is first for other in others)
+    edit_head(folder, {"1.lm_head.weight": torch.zeros(320, deep.config.hidden_size)})
+    with pytest.raises(CheckpointError, match=r"not part of Medusa heads, first 1\.lm_head\.weight"):
+        MedusaHeads(folder, deep)
+    edit_head(folder, {"lm_head.weight": torch.zeros(320, 16)}, remove=("1.lm_head.weight",))
+    with pytest.raises(CheckpointError, match=r"lm_head.weight: shape \[320, 16\]"):
+        MedusaHeads(folder, deep)
 
 
 def test_trees_that_the_heads_cannot_fill_are_refused(tmp_path: Path, deep: DecoderModel, deep_folder: Path) -> None:
