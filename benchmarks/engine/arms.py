@@ -28,8 +28,12 @@ NAMES = {
 }
 
 
-def arm_specs(folders: Folders, dtype: str, *, draft_len: int, policy: str, max_rows: int) -> dict[str, ArmSpec]:
-    """Every arm that runs in this environment, by name. `draft_len`: K of ours, `policy` whether it is always that."""
+def arm_specs(
+    folders: Folders, dtype: str, *, draft_len: int, model_draft_len: int, policy: str, max_rows: int
+) -> dict[str, ArmSpec]:
+    """Every arm that runs in this environment, by name. K of ours: `draft_len` where drafts cost nothing,
+    `model_draft_len` where a model makes them; `policy` says whether it is always that."""
+    depths = {"plain": 0, "ngram": draft_len, "suffix": draft_len}
     common = {"target": str(folders.target), "dtype": dtype, "max-rows": str(max_rows)}
     specs = {
         name: ArmSpec(
@@ -38,7 +42,7 @@ def arm_specs(folders: Folders, dtype: str, *, draft_len: int, policy: str, max_
             {
                 **common,
                 "method": method,
-                "draft-len": str(draft_len if method != "plain" else 0),
+                "draft-len": str(depths.get(method, model_draft_len)),
                 "policy": policy,
                 "draft-model": str(folders.draft_model),
                 "eagle3": str(folders.eagle3),

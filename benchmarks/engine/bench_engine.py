@@ -77,7 +77,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=8, help="prompts per segment, and rows of the batch")
     parser.add_argument("--plain-prompts", type=int, default=2, help="prompts per segment of part a")
     parser.add_argument("--max-tokens", type=int, default=40)
-    parser.add_argument("--draft-len", type=int, default=7, help="K of our drafting methods")
+    parser.add_argument("--draft-len", type=int, default=7, help="K of n-gram and suffix drafts")
+    parser.add_argument("--model-draft-len", type=int, default=3, help="K of drafts that a model or head makes")
     parser.add_argument("--policy", choices=("dynamic", "fixed"), default="dynamic", help="K by step, or always K")
     parser.add_argument("--batch-repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="of the order of the arms")
@@ -92,7 +93,7 @@ class Run:
         self.arguments, self.folders = arguments, folders
         runtime = REPOSITORY / "build" / "specdeploy" / "runtime"
         drafts = [path for folder in (folders.draft_model, folders.eagle3) for path in folder.glob("*.*")]
-        kept = ("max_tokens", "draft_len", "policy", "prompts", "plain_prompts", "segments")
+        kept = ("max_tokens", "draft_len", "model_draft_len", "policy", "prompts", "plain_prompts", "segments")
         settings = {name: getattr(arguments, name) for name in kept}
         settings |= {"target": str(folders.target), "sources": digest_of([*runtime.rglob("*.py"), *drafts])}
         self.session = Session(arguments.output, arguments.threads, settings)
@@ -134,6 +135,7 @@ class Run:
             self.folders,
             dtype,
             draft_len=self.arguments.draft_len,
+            model_draft_len=self.arguments.model_draft_len,
             policy=self.arguments.policy,
             max_rows=max(8, self.arguments.prompts),
         )

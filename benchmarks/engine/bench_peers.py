@@ -115,6 +115,7 @@ def measure_peers(session: Session, arguments: argparse.Namespace, target: Path)
         Folders(target, none, none, none),
         "bfloat16",
         draft_len=arguments.draft_len,
+        model_draft_len=0,
         policy=arguments.policy,
         max_rows=rows,
     )

@@ -78,6 +78,7 @@ WHY: Mapping[str, str] = MappingProxyType(
 CONSENT_CODES: frozenset[str] = frozenset(
     {
         "aux-layers-guessed",
+        "aux-layers-unshifted",
         "draft-too-costly",
         "embeddings-random",
         "head-key-unknown",

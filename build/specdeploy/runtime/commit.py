@@ -29,7 +29,7 @@ class Commit:
         self._logits = logits
         self._cache = cache
         takes_argmax = any(step.first_logit is not None and _is_plain_greedy(step.row) for step in steps)
-        self._argmax = _finite_argmax(logits).tolist() if takes_argmax else []  # one for all rows
+        self._argmax: list[int] = _finite_argmax(logits).tolist() if takes_argmax else []  # one for all rows
 
     def apply(self, step: RowStep) -> RowUpdate | None:
         """Append the row's output and advance it over what is kept. None while its prompt goes on.

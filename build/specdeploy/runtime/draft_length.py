@@ -99,8 +99,9 @@ class AdaptiveDraftLength:
     less than 1 % of the time since; accepted tokens are credited, so that a change for the better is followed.
 
     While prices are unknown K is the cap, half of it and 0 in turn, for 6 steps after 2 with the cap. Steps with
-    prefill teach nothing about prices, unless they keep coming before the others taught any: then those prices count
-    in steps after one with prefill, until there are better ones. The same calls give the same K: there is no clock and no chance in here.
+    prefill teach nothing about prices, unless they keep coming before others taught any: then theirs count in steps
+    after one with prefill, until there are better ones. The same calls give the same K: there is no clock and no
+    chance in here.
     `record_step` must end every step; without it K stays the cap.
     """
 

@@ -169,7 +169,8 @@ def read_facts(path: Path) -> HeadFacts:
     try:
         return HeadFacts.model_validate(_read_object(path))
     except ValidationError as error:
-        raise CheckpointError(f"{path}: not the facts of a head: {error}. {_BUILD_AGAIN}") from None
+        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise CheckpointError(f"{path}: not the facts of a head: {wrong}. {_BUILD_AGAIN}") from None
 
 
 def _read_object(path: Path) -> dict[str, Any]:

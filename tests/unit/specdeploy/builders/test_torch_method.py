@@ -52,8 +52,9 @@ def test_a_tree_asks_for_no_more_guesses_than_there_are_tokens(
     for used in (method, "auto"):
         with pytest.raises(ConfigError) as caught:
             check(used, generation, [[0], [0, most]], method, **facts)
-        assert f"speculation.{method}.choices: rank {most} of path [0, {most}], and head guesses among {most} tokens" in (
-            str(caught.value)
+        assert (
+            f"speculation.{method}.choices: rank {most} of path [0, {most}], and head guesses among {most} tokens"
+            in (str(caught.value))
         )
 
 

@@ -219,7 +219,9 @@ class TestAuxiliaryLayers:
         assert "eagle_config.eagle_aux_hidden_state_layer_ids says [2, 20, 39]" in (head.aux_layer_ids_source or "")
 
     def test_two_places_that_say_the_same_in_their_own_way(self, tmp_path: Path) -> None:
-        config = eagle3_config(SMALL, "modelopt", draft_vocab=100, eagle_config={FLAT: [1, 20, 39]}, **{FLAT: [2, 21, 40]})
+        config = eagle3_config(
+            SMALL, "modelopt", draft_vocab=100, eagle_config={FLAT: [1, 20, 39]}, **{FLAT: [2, 21, 40]}
+        )
 
         head = head_of(inspect(tmp_path, config, eagle3_tensors(SMALL, draft_vocab=100)))
 

@@ -72,7 +72,7 @@ def test_layers_nested_under_eagle_config_are_found_with_their_source(tmp_path: 
 
 def test_a_trainers_ids_under_the_key_of_engines_are_a_risk(target: Path, tmp_path: Path) -> None:
     """1, n // 2 - 1, n - 4 are outputs of layers; read as the flat key is, each would be taken a layer too early."""
-    copied = compare(target, write_head(tmp_path / "copied", **{IDS_KEY: [1, 15, 28]}))
+    copied = compare(target, write_head(tmp_path / "copied", eagle_aux_hidden_state_layer_ids=[1, 15, 28]))
     nested = compare(
         target, write_head(tmp_path / "nested", "modelopt", eagle_config={IDS_KEY: [1, 15, 28]}), method=Method.EAGLE3
     )

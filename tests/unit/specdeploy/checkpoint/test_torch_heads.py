@@ -78,10 +78,9 @@ def test_heads_that_do_not() -> None:
     }
     for reason, draft in refused.items():
         assert reason in torch_says(model(), draft, Method.EAGLE3), reason
-    for name in ("d2t", "t2d"):
-        trimmed = head("v1", **{f"has_{name}": True})
-        assert f"the head holds {name}" in torch_says(model(), trimmed, Method.EAGLE)
-        assert torch_says(model(), head(**{f"has_{name}": True}), Method.EAGLE3) == "yes"
+    for name, draft in (("d2t", head("v1", has_d2t=True)), ("t2d", head("v1", has_t2d=True))):
+        assert f"the head holds {name}" in torch_says(model(), draft, Method.EAGLE)
+    assert torch_says(model(), head(has_d2t=True, has_t2d=True), Method.EAGLE3) == "yes"
 
 
 def test_mtp_of_the_one_family_that_is_known() -> None:

@@ -91,3 +91,20 @@ def test_prices_are_never_negative() -> None:
     costs = model.costs(1)
     assert min(costs.first_ns, costs.token_ns, costs.draft_depth_ns) >= 0
     assert costs.plain_ns == pytest.approx(930_000, rel=0.05)
+
+
+def test_no_step_is_free_where_times_fell_and_cells_remember() -> None:
+    costs = StepCosts(
+        num_rows=1,
+        plain_ns=1000.0,
+        draft_idle_ns=0.0,
+        target_first_ns=0.0,
+        target_token_ns=1.0,
+        draft_first_ns=0.0,
+        draft_depth_ns=0.0,
+        draft_token_ns=0.0,
+        kinks=((1, -5000.0), (5, 0.0)),
+    )
+    assert costs.step_ns(0, 0) == pytest.approx(100.0)
+    assert costs.step_ns(1, 1) > 0.0
+    assert costs.verify_cost_ratio(4) > 0.0
