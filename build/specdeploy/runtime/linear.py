@@ -8,12 +8,17 @@ plain product otherwise.
 A processor without bfloat16 products (no AVX-512) gets oneDNN's reference code for them, nine times slower at prompt
 sizes than float32. There a bfloat16 layer keeps its weights in float32 and rounds the product: the same sums of the
 same numbers, twice the memory.
+
+oneDNN makes a kernel for every new number of rows and keeps it: with prompts of all lengths memory would grow for hours.
+More rows than a decode step has are therefore padded to a multiple.
 """
 
 import torch
 import torch.nn.functional as F
 
 _PROBE_ROWS = 3
+# Up to here every number of rows has its own kernel, beyond it only multiples have.
+_EXACT_ROWS, _ROW_MULTIPLE = 32, 32
 
 
 class Linear:
@@ -32,10 +37,18 @@ class Linear:
         """x [N, in] -> [N, out], both in the dtype of the weight that was given."""
         x = x.to(self._compute_dtype)
         if self._is_packed:
-            out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+            out = self._packed(x)
         else:
             out = F.linear(x, self._weight, self._bias)
         return out.to(self._dtype)
+
+    def _packed(self, x: torch.Tensor) -> torch.Tensor:
+        num_rows = x.shape[0]
+        is_padded = num_rows > _EXACT_ROWS and num_rows % _ROW_MULTIPLE != 0
+        if is_padded:
+            x = F.pad(x, (0, 0, 0, -num_rows % _ROW_MULTIPLE))
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return out[:num_rows] if is_padded else out
 
 
 def has_bfloat16_products() -> bool:

@@ -9,7 +9,7 @@ from specdeploy.runtime.linear import Linear, can_pack
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("num_rows", [0, 1, 5, 64])
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 32, 33, 63, 64])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_equals_the_plain_product(dtype: torch.dtype, num_rows: int, has_bias: bool) -> None:
     generator = torch.Generator().manual_seed(num_rows)
@@ -41,3 +41,24 @@ def test_a_processor_without_bfloat16_products_rounds_what_float32_sums(
 
 def test_packing_is_for_cpus_only() -> None:
     assert not can_pack(torch.device("meta"), torch.float32)
+
+
+def test_prompts_of_all_lengths_need_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps one for every number of rows it ever saw."""
+    seen: set[int] = set()
+    layer = Linear(torch.randn(8, 8))
+    packed = torch.ops.mkldnn._linear_pointwise
+
+    class Counted:
+        @staticmethod
+        def _linear_pointwise(x: torch.Tensor, *rest: object) -> torch.Tensor:
+            seen.add(x.shape[0])
+            out: torch.Tensor = packed(x, *rest)
+            return out
+
+    if not can_pack(torch.device("cpu"), torch.float32):
+        pytest.skip("this PyTorch packs nothing")
+    monkeypatch.setattr(torch.ops, "mkldnn", Counted)
+    for num_rows in range(1, 257):
+        assert layer(torch.randn(num_rows, 8)).shape == (num_rows, 8)
+    assert len(seen) == 32 + 7
