@@ -9,7 +9,7 @@ A processor without bfloat16 products (no AVX-512) gets oneDNN's reference code 
 sizes than float32. There a bfloat16 layer keeps its weights in float32 and rounds the product: the same sums of the
 same numbers, twice the memory.
 
-oneDNN makes a kernel for every new number of rows and keeps it: with prompts of all lengths memory would grow for hours.
+oneDNN makes a kernel for every new number of rows and keeps it: with prompts of all lengths memory would go on growing.
 More rows than a decode step has are therefore padded to a multiple.
 """
 
@@ -36,10 +36,7 @@ class Linear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [N, in] -> [N, out], both in the dtype of the weight that was given."""
         x = x.to(self._compute_dtype)
-        if self._is_packed:
-            out = self._packed(x)
-        else:
-            out = F.linear(x, self._weight, self._bias)
+        out = self._packed(x) if self._is_packed else F.linear(x, self._weight, self._bias)
         return out.to(self._dtype)
 
     def _packed(self, x: torch.Tensor) -> torch.Tensor:
