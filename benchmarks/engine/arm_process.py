@@ -1,6 +1,7 @@
 """The parent's side of an arm: a process that loaded one configuration and generates on request.
 
-One line of JSON each way (arm.py). All arms of a run stay loaded, and only the one that was asked computes.
+One line of JSON each way (arm.py). All arms of a run stay loaded, and only the one that was asked computes: the others
+are stopped, because some engines wait for work by spinning, which would halve everybody else's speed.
 """
 
 import json
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import psutil
 
 _PROGRAM = Path(__file__).with_name("arm.py")
 _LOAD_SECONDS = 1200.0  # an arm that compiles itself the first time takes minutes
@@ -85,13 +88,16 @@ class ArmProcess:
             raise
         self.skipped: str | None = hello.get("skip")
         self.facts: dict[str, Any] = hello.get("facts", {})
+        self._signal(signal.SIGSTOP)
 
     def generate(
         self, prompts: list[tuple[int, ...]], max_tokens: list[int], *, stop_ids: tuple[int, ...] = ()
     ) -> Answer:
         """All prompts at once, `max_tokens[i]` tokens of prompt i or up to one of `stop_ids`. Raises ArmError."""
+        self._signal(signal.SIGCONT)
         self._send({"prompts": prompts, "max_tokens": max_tokens, "stop_ids": stop_ids})
         answer = Answer(**self._receive(_ANSWER_SECONDS))
+        self._signal(signal.SIGSTOP)
         lengths = [len(tokens) for tokens in answer.token_ids]
         if not stop_ids and lengths != max_tokens:
             raise ArmError(f"{self.name}: asked for {max_tokens} tokens, got {lengths}: nothing could be compared")
@@ -99,6 +105,7 @@ class ArmProcess:
 
     def close(self) -> None:
         """Ask it to end; kill it if it does not."""
+        self._signal(signal.SIGCONT)
         self._stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=20)
@@ -114,6 +121,14 @@ class ArmProcess:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the arm and to processes of its own."""
+        with suppress(psutil.NoSuchProcess):
+            arm = psutil.Process(self._process.pid)
+            for process in (arm, *arm.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
