@@ -30,7 +30,7 @@ def assistant(draft_folder: Path) -> Any:
 
 
 def _load(folder: Path) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # it comes in eval mode
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model

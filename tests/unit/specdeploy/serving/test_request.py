@@ -193,7 +193,9 @@ def test_a_special_token_as_stop_word_is_a_stop_id() -> None:
 
 
 def test_a_special_token_without_a_row_in_the_checkpoint_is_nothing_to_stop_at() -> None:
-    limits = replace(LIMITS, num_token_ids=TOKENIZER.token_to_id("<|bot|>"))
+    first_without_row = TOKENIZER.token_to_id("<|bot|>")
+    assert first_without_row is not None
+    limits = replace(LIMITS, num_token_ids=first_without_row)
     tensors = {
         "text_input": strings("the"),
         "max_tokens": np.array([5], dtype=np.int32),
