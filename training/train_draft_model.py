@@ -7,19 +7,17 @@ vocabulary). Embeddings and lm_head rows are the target's, frozen and not saved:
 DRAFT_FOLDER/training.pt.
 """
 
-import argparse
 import json
-import os
 import shutil
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from dataset import Batch, Sequence, batches, collate, frequent_tokens, load_sequences
+from dataset import Batch, Sequence, collate
+from loop import common_parser, load_material, train
 from safetensors.torch import save_file
-from target import FrozenTarget, load_target, rotary, rotate
+from target import FrozenTarget, rotary, rotate
 from torch import nn
-from train_eagle3 import train
 
 _LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -130,47 +128,19 @@ def acceptance(
 
 def main() -> None:
     """Train, measure, save."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target", type=Path)
-    parser.add_argument("text", type=Path)
-    parser.add_argument("--output", type=Path, required=True)
+    parser = common_parser(__doc__)
     parser.add_argument("--layers", type=int, nargs="+", default=(0, 29))
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--vocabulary", type=int, default=6144)
-    parser.add_argument("--every", type=int, default=200)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    torch.manual_seed(arguments.seed)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    sequences = load_sequences(arguments.text, held_out=False, whole_prompt=True)
-    held_out = load_sequences(arguments.text, held_out=True, whole_prompt=True)[:192]
-    draft_ids, covered = frequent_tokens(sequences, arguments.vocabulary)
-    target = load_target(arguments.target, draft_ids)
+    material = load_material(arguments, whole_prompt=True)
+    target = material.target
     model = DraftModel(target, tuple(arguments.layers))
-    print(
-        f"{len(sequences)} sequences, {len(held_out)} held out; {len(draft_ids)} tokens cover {covered:.4f}", flush=True
-    )
-    source = batches(sequences, arguments.batch, arguments.seed)
 
-    def loss_at(step: int) -> torch.Tensor:
-        del step
+    def loss_of_next() -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            logits, probs, _, _ = guesses(model, target, next(source))
+            logits, probs, _, _ = guesses(model, target, next(material.source))
         return -(probs * logits.log_softmax(-1)).sum(-1).mean()
 
-    train(
-        model,
-        loss_at,
-        folder=arguments.output,
-        steps=arguments.steps,
-        lr=arguments.lr,
-        evaluate=lambda: acceptance(model, target, held_out, 4),
-        every=arguments.every,
-    )
+    train(model, loss_of_next, lambda: acceptance(model, target, material.held_out, 4), arguments)
     model.save(target, arguments.output)
     # A draft model must prove by its own files that it has the target's tokenizer.
     shutil.copyfile(arguments.target / "tokenizer.json", arguments.output / "tokenizer.json")

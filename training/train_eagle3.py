@@ -8,19 +8,16 @@ distribution over the draft vocabulary. The rows of lm_head are the target's, fr
 are too few to learn them from. Resumes from HEAD_FOLDER/training.pt.
 """
 
-import argparse
 import json
 import math
-import os
-import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from dataset import Batch, Sequence, batches, collate, frequent_tokens, load_sequences
+from dataset import Batch, Sequence, collate
+from loop import common_parser, load_material, train
 from safetensors.torch import save_file
-from target import FrozenTarget, load_target, rotary, rotate
+from target import FrozenTarget, rotary, rotate
 from torch import nn
 
 AUX_LAYER_IDS = (2, 15, 27)
@@ -165,53 +162,6 @@ def acceptance(head: Eagle3Head, target: FrozenTarget, sequences: list[Sequence]
     return {name: [r / max(1.0, t) for r, t in zip(right[name], tried[name], strict=True)] for name in sorted(tried)}
 
 
-def optimizers(head: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al. 2024) for matrices, AdamW for the norms."""
-    matrices = [p for p in head.parameters() if p.ndim == 2]
-    vectors = [p for p in head.parameters() if p.ndim == 1]
-    return [
-        torch.optim.Muon(matrices, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(vectors, lr=lr, weight_decay=0.0),
-    ]
-
-
-def train(head: nn.Module, loss_at: Any, *, folder: Path, steps: int, lr: float, evaluate: Any, every: int) -> None:
-    """`loss_at(step)` gives the loss; learning rate warms up over 30 steps and falls linearly to a twentieth."""
-    opts = optimizers(head, lr)
-    state_path = folder / "training.pt"
-    first = 0
-    if state_path.exists():
-        state = torch.load(state_path, weights_only=True)
-        head.load_state_dict(state["head"])
-        for opt, saved in zip(opts, state["optimizers"], strict=True):
-            opt.load_state_dict(saved)
-        first = state["step"]
-    start, average = time.monotonic(), None
-    for step in range(first, steps):
-        rate = lr * min(1.0, (step + 1) / 30) * (1 - 0.95 * step / steps)
-        for opt in opts:
-            for group in opt.param_groups:
-                group["lr"] = rate
-            opt.zero_grad(set_to_none=True)
-        loss = loss_at(step)
-        loss.backward()
-        nn.utils.clip_grad_norm_(head.parameters(), 1.0)
-        for opt in opts:
-            opt.step()
-        average = loss.item() if average is None else 0.95 * average + 0.05 * loss.item()
-        if (step + 1) % 20 == 0:
-            pace = (time.monotonic() - start) / (step + 1 - first)
-            print(f"step {step + 1}/{steps} loss {average:.3f} {pace:.2f} s/step", flush=True)
-        if (step + 1) % every == 0 or step + 1 == steps:
-            temporary = state_path.with_suffix(".tmp")
-            torch.save(
-                {"head": head.state_dict(), "optimizers": [opt.state_dict() for opt in opts], "step": step + 1},
-                temporary,
-            )
-            temporary.rename(state_path)
-            print(json.dumps(evaluate()), flush=True)
-
-
 def save_head(head: Eagle3Head, target: FrozenTarget, folder: Path, intermediate_size: int) -> None:
     """The original authors' layout: midlayer, fc, norm, lm_head, d2t, t2d; embeddings are the target's."""
     weights = {name: tensor.detach() for name, tensor in head.state_dict().items()}
@@ -254,47 +204,19 @@ def save_head(head: Eagle3Head, target: FrozenTarget, folder: Path, intermediate
 
 def main() -> None:
     """Train, measure, save."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target", type=Path)
-    parser.add_argument("text", type=Path)
-    parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=1500)
-    parser.add_argument("--batch", type=int, default=16)
+    parser = common_parser(__doc__)
     parser.add_argument("--depth", type=int, default=3)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--vocabulary", type=int, default=6144)
     parser.add_argument("--intermediate", type=int, default=1536)
-    parser.add_argument("--every", type=int, default=200)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    torch.manual_seed(arguments.seed)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    sequences = load_sequences(arguments.text, held_out=False)
-    held_out = load_sequences(arguments.text, held_out=True)[:192]
-    draft_ids, covered = frequent_tokens(sequences, arguments.vocabulary)
-    target = load_target(arguments.target, draft_ids)
+    material = load_material(arguments)
+    target, depth = material.target, arguments.depth
     head = Eagle3Head(target, arguments.intermediate)
-    print(
-        f"{len(sequences)} sequences, {len(held_out)} held out; {len(draft_ids)} tokens cover {covered:.4f}", flush=True
-    )
-    source = batches(sequences, arguments.batch, arguments.seed)
 
-    def loss_at(step: int) -> torch.Tensor:
-        del step
+    def loss_of_next() -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            return loss_of(unrolled(head, target, next(source), arguments.depth))
+            return loss_of(unrolled(head, target, next(material.source), depth))
 
-    train(
-        head,
-        loss_at,
-        folder=arguments.output,
-        steps=arguments.steps,
-        lr=arguments.lr,
-        evaluate=lambda: acceptance(head, target, held_out, arguments.depth),
-        every=arguments.every,
-    )
+    train(head, loss_of_next, lambda: acceptance(head, target, material.held_out, depth), arguments)
     save_head(head, target, arguments.output, arguments.intermediate)
 
 
