@@ -57,11 +57,16 @@ class DraftModelDrafter:
         return draft_len
 
     def observe(self, observations: Sequence[Observation]) -> None:
-        """Read prompts as far as the target has. What follows a prompt's last chunk is read with the next draft."""
+        """Read prompts as far as the target has, and whole chunks that wait. Less is read with the next draft."""
         budget = self._prefill_chunk
         behind: list[Unread] = []
         for seen in observations:
-            if seen.num_read < len(seen.token_ids) - 1 < self._model.max_seq_len:  # a longer text is never drafted for
+            cached = self._cached.setdefault(seen.slot, _Cached())
+            is_prompt = seen.num_read < len(seen.token_ids) - 1
+            has_whole_chunk = seen.num_read - cached.num_read >= self._prefill_chunk
+            # A longer text is never drafted for.
+            if (is_prompt or has_whole_chunk) and len(seen.token_ids) <= self._model.max_seq_len:
+                cached.keep_accepted(seen.token_ids)
                 text = self._read_on(seen.slot, seen.token_ids, seen.num_read, budget)
                 budget -= len(text.token_ids)
                 behind.append(text)
@@ -74,10 +79,11 @@ class DraftModelDrafter:
         behind: list[Unread] = []
         for index, num_unread in self._by_num_unread(rows):
             row = rows[index]
-            # A few unread tokens cost no more than a draft: those rows never wait for the ones far behind.
-            if num_unread - 1 <= max(row.draft_len, budget):
+            # A few unread tokens cost no more than a draft: those rows neither wait nor make others wait.
+            is_behind = num_unread - 1 > row.draft_len
+            if not is_behind or num_unread - 1 <= budget:
                 ready[index] = self._read_on(row.slot, row.token_ids, len(row.token_ids), num_unread)
-                budget -= num_unread - 1
+                budget -= num_unread - 1 if is_behind else 0
             elif budget > 0:
                 behind.append(self._read_on(row.slot, row.token_ids, len(row.token_ids) - 1, budget))
                 budget = 0

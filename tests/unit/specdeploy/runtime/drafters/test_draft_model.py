@@ -226,3 +226,27 @@ def test_its_memory_is_its_own(draft: DecoderModel) -> None:
 
     DraftModelDrafter(Model(draft), num_slots=3)  # type: ignore[arg-type]
     assert made == [3]
+
+
+def test_rows_at_work_do_not_delay_one_whose_prompt_has_just_been_read(
+    target: DecoderModel, draft: DecoderModel
+) -> None:
+    """A fully accepted draft leaves one token unread, which costs no more than a draft."""
+    drafter = DraftModelDrafter(draft, num_slots=4, prefill_chunk=8)
+    texts = [list(range(10 + slot, 16 + slot)) for slot in range(3)]
+    for slot, text in enumerate(texts):
+        drafter.propose([DraftRow(slot, text, 2)])
+        text += [20 + slot, 30 + slot]  # two unread tokens
+    fresh = list(range(40, 49))  # a prompt of a whole chunk and the first output token
+    drafts = drafter.propose([*(DraftRow(slot, text, 2) for slot, text in enumerate(texts)), DraftRow(3, fresh, 2)])
+    assert [len(one.token_ids) for one in drafts] == [2, 2, 2, 2]
+
+
+def test_a_prompt_of_a_chunk_and_one_token_is_drafted_for_at_once(target: DecoderModel, draft: DecoderModel) -> None:
+    """With one token left to read such a prompt looks like a row at work, but a whole chunk of it waits."""
+    drafter = DraftModelDrafter(draft, num_slots=2, prefill_chunk=8)
+    prompt = list(range(40, 49))
+    drafter.observe([Observation(0, prompt, 8, None)])
+    text = [*prompt, 7]
+    drafter.observe([Observation(0, text, 9, None)])
+    assert [len(one.token_ids) for one in drafter.propose([DraftRow(0, text, 3)])] == [3]
