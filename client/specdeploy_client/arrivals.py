@@ -6,7 +6,7 @@ with the same prompts in both arms of a block let such drift cancel out.
 
 from dataclasses import dataclass
 
-from specdeploy.contract import Arm
+from specdeploy.run_contract import Arm
 
 MAX_BLOCKS = 10
 

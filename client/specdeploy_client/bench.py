@@ -17,8 +17,8 @@ import numpy as np
 from specdeploy import __version__
 from specdeploy.config.load import LoadedDeployment
 from specdeploy.config.schema import DeploymentConfig, SegmentConfig
-from specdeploy.contract import Arm, RequestRecord, RunSummary
 from specdeploy.errors import ClientError, RequestError
+from specdeploy.run_contract import Arm, RequestRecord, RunSummary
 from specdeploy.units import ns_to_ms
 from specdeploy_client.artifacts import (
     INTEGRITY_FILE,

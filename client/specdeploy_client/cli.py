@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 
 from specdeploy.config.load import load_deployment, load_yaml_model
-from specdeploy.contract import GateConfig, IntegrityReport, RunSummary, Status, Verdict
 from specdeploy.errors import ConfigError, RequestError, SpecDeployError
+from specdeploy.run_contract import GateConfig, IntegrityReport, RunSummary, Status, Verdict
 from specdeploy_client.artifacts import (
     INTEGRITY_FILE,
     RECORDS_FILE,

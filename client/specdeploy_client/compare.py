@@ -6,7 +6,7 @@ A comparison that would mislead voids itself and says why, instead of printing a
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from specdeploy.contract import Arm, CellSummary, Comparison, MetricName, RequestRecord
+from specdeploy.run_contract import Arm, CellSummary, Comparison, Load, MetricName, RequestRecord, VoidCode, VoidReason
 from specdeploy_client.metrics import (
     METRICS,
     acceptance,
@@ -18,15 +18,15 @@ from specdeploy_client.metrics import (
 from specdeploy_client.stats import CONFIDENCE, MIN_PAIRS, ratio_of_medians
 
 MAX_LENGTH_DIFFERENCE = 0.02  # of the tokens of the off arm
-CellKey = tuple[str, int]
+CellKey = tuple[str, Load]
 Pair = tuple[RequestRecord, RequestRecord]
 
 
 def group_cells(records: Iterable[RequestRecord]) -> dict[CellKey, dict[Arm, list[RequestRecord]]]:
-    """Records by (segment, concurrency) and arm, in the order of the first record of each cell."""
+    """Records by (segment, load) and arm, in the order of the first record of each cell."""
     cells: dict[CellKey, dict[Arm, list[RequestRecord]]] = {}
     for record in records:
-        cells.setdefault((record.segment, record.concurrency), {}).setdefault(record.arm, []).append(record)
+        cells.setdefault((record.segment, record.load), {}).setdefault(record.arm, []).append(record)
     return cells
 
 
@@ -51,7 +51,7 @@ def pair_by_prompt(left: Iterable[RequestRecord], right: Iterable[RequestRecord]
     return [(a, b) for a, b in pairs if a.error is None and b.error is None]
 
 
-def summarise_arm(segment: str, concurrency: int, arm: Arm, records: Sequence[RequestRecord]) -> CellSummary:
+def summarise_arm(segment: str, load: Load, arm: Arm, records: Sequence[RequestRecord]) -> CellSummary:
     """Latency percentiles, throughput and acceptance of one arm of one cell; failed requests count as errors only."""
     finished = [record for record in records if record.error is None]
 
@@ -60,7 +60,8 @@ def summarise_arm(segment: str, concurrency: int, arm: Arm, records: Sequence[Re
 
     return CellSummary(
         segment=segment,
-        concurrency=concurrency,
+        concurrency=load.concurrency,
+        request_rate=load.request_rate,
         arm=arm,
         num_requests=len(records),
         num_errors=len(records) - len(finished),
@@ -91,7 +92,8 @@ def compare_arms(
         interval = ratio_of_medians([value for _, value in values], [value for value, _ in values], seed)
     return Comparison(
         segment=key[0],
-        concurrency=key[1],
+        concurrency=key[1].concurrency,
+        request_rate=key[1].request_rate,
         metric=metric,
         ratio=interval.ratio if interval else None,
         ci_low=interval.low if interval else None,
@@ -102,22 +104,26 @@ def compare_arms(
     )
 
 
-def void_reasons(off: Sequence[RequestRecord], on: Sequence[RequestRecord], num_pairs: int) -> list[str]:
+def void_reasons(off: Sequence[RequestRecord], on: Sequence[RequestRecord], num_pairs: int) -> list[VoidReason]:
     """Why the two arms of a cell must not be compared; empty when they may."""
-    reasons: list[str] = []
+    reasons: list[VoidReason] = []
+
+    def add(code: VoidCode, detail: str) -> None:
+        reasons.append(VoidReason(code=code, detail=detail))
+
     if num_errors := sum(record.error is not None for record in (*off, *on)):
-        reasons.append(f"{num_errors} of {len(off) + len(on)} requests failed")
+        add(VoidCode.ERRORS, f"{num_errors} of {len(off) + len(on)}")
     if num_pairs < MIN_PAIRS:
-        reasons.append(f"too few pairs: {num_pairs}, at least {MIN_PAIRS} are needed")
+        add(VoidCode.TOO_FEW_PAIRS, f"{num_pairs}, at least {MIN_PAIRS} are needed")
     finished_on = [record for record in on if record.error is None]
     finished_off = [record for record in off if record.error is None]
     if finished_on and not has_drafted(finished_on):
-        reasons.append("nothing was drafted in the on arm")
+        add(VoidCode.NOTHING_DRAFTED, "in the on arm")
     if any(record.num_draft_tokens for record in finished_off):
-        reasons.append("the off arm drafted")
+        add(VoidCode.OFF_ARM_DRAFTED, "it must be plain decoding")
     off_tokens, on_tokens = sum(map(num_tokens, finished_off)), sum(map(num_tokens, finished_on))
     if not num_errors and off_tokens and abs(on_tokens - off_tokens) / off_tokens > MAX_LENGTH_DIFFERENCE:
-        reasons.append(f"output lengths differ by more than 2 %: {off_tokens} tokens off, {on_tokens} on")
+        add(VoidCode.LENGTHS_DIFFER, f"by more than 2 %: {off_tokens} tokens off, {on_tokens} on")
     return reasons
 
 

@@ -8,11 +8,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from specdeploy.contract import (
+from specdeploy.run_contract import (
     Arm,
     CellSummary,
     Comparison,
     IntegrityReport,
+    Load,
     MetricName,
     Percentiles,
     RequestRecord,
@@ -42,18 +43,18 @@ def run_table(summary: RunSummary) -> Table:
     )
     for name in ("segment", "c", "arm", "TTFT", "TPOT", "e2e", "e2e on/off", "accepted"):
         table.add_column(name, justify="left" if name in ("segment", "arm") else "right", overflow="fold")
-    for segment, concurrency in dict.fromkeys((cell.segment, cell.concurrency) for cell in summary.cells):
-        found = {arm: find_cell(summary, segment, concurrency, arm) for arm in Arm}
+    for segment, load in dict.fromkeys((cell.segment, cell.load) for cell in summary.cells):
+        found = {arm: find_cell(summary, segment, load, arm) for arm in Arm}
         cells = [cell for cell in found.values() if cell is not None]
         on = found[Arm.ON]
         table.add_row(
             segment,
-            f"{concurrency}\nqueued" if summary.is_queued(concurrency) else str(concurrency),
+            f"{load.value:g}\nqueued" if summary.is_queued(load.concurrency) else f"{load.value:g}",
             "\n".join(cell.arm for cell in cells),
             "\n".join(_percentiles(cell.ttft_ms) for cell in cells),
             "\n".join(_percentiles(cell.tpot_ms) for cell in cells),
             "\n".join(_percentiles(cell.e2e_ms) for cell in cells),
-            _ratio(summary, segment, concurrency),
+            _ratio(summary, segment, load),
             _acceptance(on) if on is not None else "",
         )
     return table
@@ -61,9 +62,10 @@ def run_table(summary: RunSummary) -> Table:
 
 def void_notes(summary: RunSummary) -> list[str]:
     """One line per void cell with its reasons, and one per level that queues."""
-    queued = sorted({cell.concurrency for cell in summary.cells if summary.is_queued(cell.concurrency)})
+    levels = {cell.concurrency for cell in summary.cells if summary.is_queued(cell.concurrency)}
+    queued = sorted(level for level in levels if level is not None)
     return [
-        f"{c.segment} at concurrency {c.concurrency} is void: {'; '.join(c.void_reasons)}"
+        f"{c.segment} at {c.load} is void: {'; '.join(map(str, c.void_reasons))}"
         for c in summary.comparisons
         if c.metric is MetricName.E2E and c.void_reasons
     ] + [describe_queue(summary, level) for level in queued]
@@ -79,11 +81,11 @@ def methods_table(rows: Sequence[MethodRow]) -> Table:
     )
     for name in ("method", "e2e on/off", "accepted", "does it pay, and why"):
         table.add_column(name, justify="right" if name == "accepted" else "left", no_wrap=name == "e2e on/off")
-    last: tuple[str, int] | None = None
+    last: tuple[str, Load] | None = None
     for row in rows:
-        if last != (last := (row.segment, row.concurrency)):
+        if last != (last := (row.segment, row.load)):
             table.add_section()
-            table.add_row(Text(f"{row.segment}, {row.concurrency} at once", style="bold"))
+            table.add_row(Text(f"{row.segment}, {row.load.in_words}", style="bold"))
         table.add_row(
             Text(row.name),
             _interval(row.comparison),
@@ -148,8 +150,8 @@ def _percentiles(percentiles: Percentiles) -> str:
     return "/".join(UNSUPPORTED if value is None else f"{value:.0f}" for value in values)
 
 
-def _ratio(summary: RunSummary, segment: str, concurrency: int) -> str:
-    comparison = find_comparison(summary, segment, concurrency, MetricName.E2E)
+def _ratio(summary: RunSummary, segment: str, load: Load) -> str:
+    comparison = find_comparison(summary, segment, load, MetricName.E2E)
     if comparison is None:
         return ""
     if comparison.void_reasons:

@@ -3,16 +3,16 @@
 "Switch it off" is an ordinary answer, given with the numbers that say why.
 """
 
-from collections.abc import Iterator
-
-from specdeploy.contract import (
+from specdeploy.run_contract import (
     Arm,
     CellSummary,
     Comparison,
     GateConfig,
     GateFinding,
     IntegrityReport,
+    Load,
     MetricName,
+    Percentile,
     Percentiles,
     PlannedDraftLen,
     RunSummary,
@@ -49,12 +49,12 @@ def judge(summary: RunSummary, integrity: IntegrityReport | None, gate: GateConf
 def decide_segment(summary: RunSummary, segment: str, gate: GateConfig) -> SegmentDecision:
     """What the on/off interval of the gate's metric says at the expected concurrency."""
     concurrency = summary.expected_concurrency
-    comparison = find_comparison(summary, segment, concurrency, gate.decide_metric)
+    comparison = find_comparison(summary, segment, Load(concurrency), gate.decide_metric)
     action, detail = "measure more", f"not measured at concurrency {concurrency}"
     if summary.is_queued(concurrency):
         detail = describe_queue(summary, concurrency)
     elif comparison is not None and comparison.void_reasons:
-        detail = "the measurement is void: " + "; ".join(comparison.void_reasons)
+        detail = "the measurement is void: " + "; ".join(map(str, comparison.void_reasons))
     elif comparison is not None and comparison.ci_low is not None and comparison.ci_high is not None:
         detail = describe_ratio(comparison, gate.max_ratio)
         if comparison.ci_high < gate.max_ratio:
@@ -75,17 +75,23 @@ def describe_queue(summary: RunSummary, concurrency: int) -> str:
     )
 
 
-def find_comparison(summary: RunSummary, segment: str, concurrency: int, metric: MetricName) -> Comparison | None:
+def find_comparison(
+    summary: RunSummary, segment: str, load: Load, metric: MetricName, percentile: Percentile = Percentile.P50
+) -> Comparison | None:
     """The comparison of one metric in one cell, or None when that cell was not measured."""
     return next(
-        (c for c in summary.comparisons if (c.segment, c.concurrency, c.metric) == (segment, concurrency, metric)),
+        (
+            c
+            for c in summary.comparisons
+            if (c.segment, c.load, c.metric, c.percentile) == (segment, load, metric, percentile)
+        ),
         None,
     )
 
 
-def find_cell(summary: RunSummary, segment: str, concurrency: int, arm: Arm) -> CellSummary | None:
+def find_cell(summary: RunSummary, segment: str, load: Load, arm: Arm) -> CellSummary | None:
     """One arm of one cell, or None when it was not measured."""
-    return next((c for c in summary.cells if (c.segment, c.concurrency, c.arm) == (segment, concurrency, arm)), None)
+    return next((c for c in summary.cells if (c.segment, c.load, c.arm) == (segment, load, arm)), None)
 
 
 def describe_ratio(comparison: Comparison, max_ratio: float = 1.0) -> str:
@@ -156,7 +162,7 @@ def _judge_slo(summary: RunSummary, slo: Slo) -> GateFinding:
     concurrency = summary.expected_concurrency
     is_on = any(p.segment == slo.segment and p.draft_len > 0 for p in summary.planned)
     arm = Arm.ON if is_on else Arm.OFF
-    cell = find_cell(summary, slo.segment, concurrency, arm)
+    cell = find_cell(summary, slo.segment, Load(concurrency), arm)
     if cell is None:
         measured = ", ".join(map(str, _measured_levels(summary, slo.segment))) or "none"
         detail = f"not measured at the expected concurrency {concurrency} (measured: {measured})"
@@ -181,5 +187,5 @@ def metric_percentiles(cell: CellSummary, metric: MetricName) -> Percentiles:
     return {MetricName.TTFT: cell.ttft_ms, MetricName.TPOT: cell.tpot_ms, MetricName.E2E: cell.e2e_ms}[metric]
 
 
-def _measured_levels(summary: RunSummary, segment: str) -> Iterator[int]:
-    yield from sorted({cell.concurrency for cell in summary.cells if cell.segment == segment})
+def _measured_levels(summary: RunSummary, segment: str) -> list[Load]:
+    return sorted({cell.load for cell in summary.cells if cell.segment == segment}, key=lambda load: load.value)

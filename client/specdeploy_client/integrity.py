@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from specdeploy.contract import Arm, Dtype, IntegrityCheck, IntegrityReport, RequestRecord, Status
+from specdeploy.contract import Dtype
+from specdeploy.run_contract import Arm, IntegrityCheck, IntegrityReport, RequestRecord, Status
 from specdeploy_client.artifacts import INTEGRITY_FILE, write_model
 from specdeploy_client.compare import Pair, group_cells, has_drafted, pair_by_prompt
 from specdeploy_client.metrics import num_tokens
@@ -210,8 +211,8 @@ def _on_off_pairs(records: Sequence[RequestRecord]) -> list[Pair]:
 def _floor_pairs(records: Sequence[RequestRecord]) -> list[Pair]:
     """Off against off (or floor) at the next other concurrency, same segment and prompt."""
     plain = [record for record in records if record.arm in (Arm.OFF, Arm.FLOOR)]
-    levels = sorted({record.concurrency for record in plain})
-    by_level = [[record for record in plain if record.concurrency == level] for level in levels]
+    levels = sorted({record.load for record in plain}, key=lambda load: load.value)
+    by_level = [[record for record in plain if record.load == level] for level in levels]
     return [pair for low, high in pairwise(by_level) for pair in pair_by_prompt(low, high, same_block=False)]
 
 
@@ -222,7 +223,7 @@ def _divergence(pair: Pair) -> str:
     position = next((i for i in range(common) if off.output_ids[i] != on.output_ids[i]), common)
     tokens = [str(r.output_ids[position]) if position < len(r.output_ids) else "the end" for r in pair]
     return (
-        f"first divergence: {on.segment} at concurrency {on.concurrency}, prompt {on.prompt_id}, token {position}: "
+        f"first divergence: {on.segment} at {on.load}, prompt {on.prompt_id}, token {position}: "
         f"off {tokens[0]}, on {tokens[1]}"
     )
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from specdeploy.contract import OTHER_SEGMENT, Arm, MessageRecord, RequestRecord
+from specdeploy.contract import OTHER_SEGMENT
 from specdeploy.errors import ClientError
+from specdeploy.run_contract import Arm, RequestRecord
 from specdeploy_client.arrivals import Block, plan_blocks
 from specdeploy_client.transport import (
     Completion,
@@ -54,6 +55,7 @@ class RequestLabel:
     arm: Arm
     block: int
     prompt_id: str
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +114,28 @@ def _record(
     job: Job, send_ns: int, end_ns: int, messages: list[Message], completion: Completion, error: str | None
 ) -> RequestRecord:
     label = job.label
+    counts_known = all(message.num_tokens is not None for message in messages)
+    kept = messages if counts_known else [message for message in messages if message.text]
     return RequestRecord(
         request_id=job.request.request_id,
         segment=label.segment,
         concurrency=label.concurrency,
         arm=label.arm,
         block=label.block,
+        index=label.index,
         prompt_id=label.prompt_id,
         scheduled_ns=send_ns,  # closed loop: a request is due when its worker is free
         send_ns=send_ns,
         end_ns=end_ns,
-        messages=tuple(MessageRecord(recv_ns=m.recv_ns, num_tokens=len(m.output_ids)) for m in messages),
-        output_ids=tuple(token for message in messages for token in message.output_ids),
+        message_ns=tuple(message.recv_ns for message in kept),
+        message_tokens=tuple(message.num_tokens or 0 for message in kept) if counts_known else None,
+        output_ids=tuple(token for message in messages for token in message.output_ids or ()),
         text="".join(message.text for message in messages),
         error=error,
         finish_reason=completion.finish_reason,
         input_token_count=completion.input_token_count,
+        cached_token_count=completion.cached_token_count,
+        connect_ns=completion.connect_ns,
         output_token_count=completion.output_token_count,
         num_steps=completion.num_steps,
         num_draft_tokens=completion.total_draft_tokens,
@@ -138,7 +146,7 @@ def _record(
 
 def _job(cell: Cell, block: int, arm: Arm, request: CellRequest) -> Job:
     return Job(
-        label=RequestLabel(cell.segment, cell.concurrency, arm, block, request.prompt_id),
+        label=RequestLabel(cell.segment, cell.concurrency, arm, block, request.prompt_id, request.index),
         request=GenerationRequest(
             prompt=request.prompt,
             max_tokens=request.max_tokens,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from specdeploy.contract import Arm, Comparison, MetricName, RequestRecord, RunSummary
+from specdeploy.run_contract import Arm, Comparison, Load, MetricName, RequestRecord, RunSummary
 from specdeploy.units import ns_to_ms
 from specdeploy_client.compare import CellKey, Pair, group_cells, pair_by_prompt
 from specdeploy_client.gate import find_cell, find_comparison
@@ -70,7 +70,7 @@ class MethodRow:
     name: str
     run: RunSummary
     segment: str
-    concurrency: int
+    load: Load
     comparison: Comparison | None
     acceptance_rate: float | None
     costs: StepCosts | None
@@ -79,7 +79,7 @@ class MethodRow:
     @property
     def outcome(self) -> Outcome:
         """What the e2e interval says."""
-        if self.comparison is None or self.run.is_queued(self.concurrency):
+        if self.comparison is None or self.run.is_queued(self.load.concurrency):
             return "not decided"
         outcomes: dict[str, Outcome] = {"faster": "pays", "slower": "does not pay"}
         return outcomes.get(self.comparison.outcome, "not decided")
@@ -87,12 +87,12 @@ class MethodRow:
     @property
     def reason(self) -> str:
         """Why, in numbers."""
-        if self.run.is_queued(self.concurrency):
+        if self.run.is_queued(self.load.concurrency):
             return f"the server decodes {self.run.effective_concurrency} requests at once, the rest waits"
         if self.comparison is None:
             return "speculation on and off were not both measured"
         if self.comparison.void_reasons:
-            return "the measurement is void: " + "; ".join(self.comparison.void_reasons)
+            return "the measurement is void: " + "; ".join(map(str, self.comparison.void_reasons))
         if self.outcome != "not decided":
             return describe_costs(self.costs, self.outcome)
         interval = f"the interval {self.comparison.ci_low:.2f}-{self.comparison.ci_high:.2f} contains 1"
@@ -180,7 +180,7 @@ def describe_costs(costs: StepCosts | None, outcome: Outcome) -> str:
 
 
 def _measured_cells(summary: RunSummary) -> list[CellKey]:
-    return list(dict.fromkeys((cell.segment, cell.concurrency) for cell in summary.cells if cell.arm is Arm.ON))
+    return list(dict.fromkeys((cell.segment, cell.load) for cell in summary.cells if cell.arm is Arm.ON))
 
 
 def _row(name: str, run: MeasuredRun, key: CellKey) -> MethodRow:
@@ -192,7 +192,7 @@ def _row(name: str, run: MeasuredRun, key: CellKey) -> MethodRow:
         name=name,
         run=run.summary,
         segment=key[0],
-        concurrency=key[1],
+        load=key[1],
         comparison=find_comparison(run.summary, *key, MetricName.E2E),
         acceptance_rate=None if acceptance is None else acceptance.acceptance_rate,
         costs=measure_steps(pairs),

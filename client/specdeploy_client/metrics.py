@@ -1,9 +1,10 @@
 """Every metric once: one function, one formula, one unit.
 
-Symbols for one request: `send` the moment it was sent, `m_1 ... m_k` the arrival of its messages, `n` its tokens.
+Symbols for one request: `due` the moment it should have been sent, `m_1 ... m_k` the arrival of its messages, `n` its
+tokens. Taken from `due`, a request that waited for a stalled client or server shows it (no coordinated omission).
 
-    ttft   first message WITH a token - send
-    e2e    m_k - send
+    ttft   first message WITH a token - due
+    e2e    m_k - due
     tpot   (e2e - ttft) / (n - 1)          AIPerf calls it ITL; undefined for n < 2
     icl    m_(i+1) - m_i                   vLLM calls it ITL; rises with speculation, so never a speed claim
     tokens per message   n / k             over messages that carry tokens
@@ -16,7 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from specdeploy.contract import Acceptance, MetricName, Percentile, Percentiles, RequestRecord
+from specdeploy.run_contract import Acceptance, MetricName, Percentile, Percentiles, RequestRecord
 from specdeploy.units import NS_PER_S, ns_to_ms
 
 # Above this many tokens per step, accepted drafts must exist; a count of zero is then a broken counter.
@@ -24,19 +25,26 @@ _TOKENS_PER_STEP_WITHOUT_DRAFTS = 1.05
 
 
 def num_tokens(record: RequestRecord) -> int:
-    """Tokens that were delivered to the client."""
-    return sum(message.num_tokens for message in record.messages)
+    """Tokens that were delivered to the client; what the server reports where it does not say per message."""
+    return (record.output_token_count or 0) if record.message_tokens is None else sum(record.message_tokens)
+
+
+def token_arrivals_ns(record: RequestRecord) -> list[int]:
+    """When the messages that carry tokens arrived."""
+    if record.message_tokens is None:
+        return list(record.message_ns)
+    return [at for at, tokens in zip(record.message_ns, record.message_tokens, strict=True) if tokens > 0]
 
 
 def ttft_ns(record: RequestRecord) -> int | None:
     """Time to the first message that carries a token."""
-    first = next((message for message in record.messages if message.num_tokens > 0), None)
-    return None if first is None else first.recv_ns - record.send_ns
+    arrivals = token_arrivals_ns(record)
+    return arrivals[0] - record.scheduled_ns if arrivals else None
 
 
 def e2e_ns(record: RequestRecord) -> int | None:
     """Time to the last message."""
-    return record.messages[-1].recv_ns - record.send_ns if record.messages else None
+    return record.message_ns[-1] - record.scheduled_ns if record.message_ns else None
 
 
 def tpot_ns(record: RequestRecord) -> float | None:
@@ -49,13 +57,12 @@ def tpot_ns(record: RequestRecord) -> float | None:
 
 def icl_ns(record: RequestRecord) -> tuple[int, ...]:
     """Gaps between consecutive messages that carry tokens."""
-    arrivals = [message.recv_ns for message in record.messages if message.num_tokens > 0]
-    return tuple(later - earlier for earlier, later in pairwise(arrivals))
+    return tuple(later - earlier for earlier, later in pairwise(token_arrivals_ns(record)))
 
 
 def tokens_per_message(records: Iterable[RequestRecord]) -> float | None:
     """Tokens / messages that carry tokens, over all records: the client's view of acceptance."""
-    sizes = [message.num_tokens for record in records for message in record.messages if message.num_tokens > 0]
+    sizes = [tokens for record in records for tokens in record.message_tokens or () if tokens > 0]
     return sum(sizes) / len(sizes) if sizes else None
 
 
@@ -82,7 +89,7 @@ def samples_needed(percentile: Percentile) -> int:
 
 
 def percentiles_ms(values_ns: Sequence[float]) -> Percentiles:
-    """p50, p90, p99 in milliseconds, by linear interpolation between the two nearest ranks (numpy's default).
+    """p50, p90, p95, p99 in milliseconds, by linear interpolation between the two nearest ranks (numpy's default).
 
     A percentile the sample does not support is None.
     """
@@ -95,6 +102,7 @@ def percentiles_ms(values_ns: Sequence[float]) -> Percentiles:
     return Percentiles(
         p50=supported[Percentile.P50],
         p90=supported[Percentile.P90],
+        p95=supported[Percentile.P95],
         p99=supported[Percentile.P99],
         num_samples=len(values_ns),
     )

@@ -9,8 +9,13 @@ from math import ceil, floor, log10
 
 from markupsafe import Markup, escape
 
-from specdeploy.contract import Arm, MetricName, RunSummary
+from specdeploy.run_contract import Arm, Load, MetricName, RunSummary
 from specdeploy_client.gate import find_cell, find_comparison, metric_percentiles
+
+
+def _by_value(load: Load) -> float:
+    return load.value
+
 
 _MARKERS = ("circle", "square", "diamond", "triangle")
 
@@ -40,7 +45,7 @@ def ratio_plot(summary: RunSummary) -> Markup:
     measured = [c for c in summary.comparisons if c.metric is MetricName.E2E and c.ratio is not None]
     if not measured:
         return Markup('<p class="empty">No cell has a valid comparison to plot.</p>')
-    levels = sorted({c.concurrency for c in summary.comparisons})
+    levels = sorted({c.load for c in summary.comparisons}, key=_by_value)
     segments = list(dict.fromkeys(c.segment for c in summary.comparisons))
     bounds = [value for c in measured for value in (c.ci_low, c.ci_high) if value is not None]
     ticks = _ticks(min(*bounds, 0.95), max(*bounds, 1.05))
@@ -51,7 +56,7 @@ def ratio_plot(summary: RunSummary) -> Markup:
             f'height="{axes.y(axes.low) - axes.y(1.0):.1f}"/>'
         ),
         *_grid(axes, ticks, "{:.2f}".format),
-        *_categories(axes, [str(level) for level in levels], "concurrency"),
+        *_categories(axes, [f"{level.value:g}" for level in levels], _axis_title(levels)),
         f'<line class="one" x1="{axes.left}" x2="{axes.left + axes.width}" y1="{axes.y(1):.1f}" y2="{axes.y(1):.1f}"/>',
         _text(axes.left + axes.width + 10, axes.y(1.0) - 8, "slower with speculation", "note", "start"),
         _text(axes.left + axes.width + 10, axes.y(1.0) + 17, "faster with speculation", "note", "start"),
@@ -69,7 +74,7 @@ def ratio_plot(summary: RunSummary) -> Markup:
                 continue
             high = comparison.ci_high
             y_low, y_high = axes.y(comparison.ci_low), axes.y(high)
-            tip = f"{segment}, concurrency {level}: {comparison.ratio:.2f} [{comparison.ci_low:.2f}, {high:.2f}]"
+            tip = f"{segment}, {level}: {comparison.ratio:.2f} [{comparison.ci_low:.2f}, {high:.2f}]"
             parts.append(
                 f'<g class="s{number % 6}"><title>{escape(tip)}</title>'
                 f'<path class="interval" d="M{x:.1f} {y_low:.1f}V{y_high:.1f}M{x - 5:.1f} {y_low:.1f}h10'
@@ -81,9 +86,9 @@ def ratio_plot(summary: RunSummary) -> Markup:
 def medians_plot(summary: RunSummary, metric: MetricName) -> Markup:
     """p50 of one metric by concurrency, off beside on; one panel per segment on a common scale."""
     segments = list(dict.fromkeys(cell.segment for cell in summary.cells))
-    levels = sorted({cell.concurrency for cell in summary.cells})
+    levels = sorted({cell.load for cell in summary.cells}, key=_by_value)
 
-    def median(segment: str, level: int, arm: Arm) -> float | None:
+    def median(segment: str, level: Load, arm: Arm) -> float | None:
         cell = find_cell(summary, segment, level, arm)
         return None if cell is None else metric_percentiles(cell, metric).p50
 
@@ -98,7 +103,7 @@ def medians_plot(summary: RunSummary, metric: MetricName) -> Markup:
         parts += [
             _text(axes.left, 26, segment, "panel", "start"),
             *_grid(axes, ticks, "{:,.0f}".format),
-            *_categories(axes, [str(level) for level in levels], "concurrency"),
+            *_categories(axes, [f"{level.value:g}" for level in levels], _axis_title(levels)),
         ]
         for arm, marker in ((Arm.OFF, "circle"), (Arm.ON, "square")):
             points = [
@@ -111,10 +116,14 @@ def medians_plot(summary: RunSummary, metric: MetricName) -> Markup:
     return _svg(980, 256, f"p50 of {name} in milliseconds by concurrency, off and on", parts)
 
 
-def _line_with_markers(points: Sequence[tuple[float, float, float, int]], arm: Arm, marker: str, label: str) -> str:
+def _axis_title(levels: Sequence[Load]) -> str:
+    return "requests/s" if levels[0].concurrency is None else "concurrency"
+
+
+def _line_with_markers(points: Sequence[tuple[float, float, float, Load]], arm: Arm, marker: str, label: str) -> str:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points)
     markers = "".join(
-        f"<g><title>{escape(f'{label}, concurrency {level}: {value:,.0f} ms')}</title>{_marker(marker, x, y)}</g>"
+        f"<g><title>{escape(f'{label}, {level}: {value:,.0f} ms')}</title>{_marker(marker, x, y)}</g>"
         for x, y, value, level in points
     )
     return f'<g class="arm-{arm}"><polyline points="{path}"/>{markers}</g>'

@@ -6,8 +6,8 @@ from typing import Self
 
 from pydantic import ValidationError
 
-from specdeploy.contract import RequestRecord
 from specdeploy.errors import ClientError
+from specdeploy.run_contract import RequestRecord
 from specdeploy_client.artifacts import violations_of
 
 

@@ -8,11 +8,12 @@ from itertools import groupby
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from specdeploy.contract import (
+from specdeploy.run_contract import (
     Arm,
     CellSummary,
     Comparison,
     IntegrityReport,
+    Load,
     MetricName,
     RequestRecord,
     RunSummary,
@@ -103,7 +104,7 @@ class MethodCell:
     """The methods of one cell, below each other in the table of methods."""
 
     segment: str
-    concurrency: int
+    load: Load
     rows: tuple[MethodRow, ...]
 
 
@@ -138,18 +139,21 @@ def render_report(main: ReportInput, further: Sequence[ReportInput] = ()) -> str
 
 def describe_run(summary: RunSummary) -> tuple[str, str]:
     """Two sentences in plain words: what was measured, and what came out at the expected concurrency."""
-    levels = _join([str(level) for level in sorted({cell.concurrency for cell in summary.cells})])
+    loads = sorted({cell.load for cell in summary.cells}, key=lambda load: load.value)
+    is_open = any(load.request_rate is not None for load in loads)
+    levels = _join([f"{load.value:g}" for load in loads])
+    levels = f"{levels} requests/s" if is_open else f"concurrency {levels}"
     segments = list(dict.fromkeys(cell.segment for cell in summary.cells))
     num_requests = sum(cell.num_requests for cell in summary.cells)
     method = f"{summary.method or 'unknown method'}, up to {summary.max_draft_len} drafted tokens per step"
     first = (
         f"{num_requests} requests of {len(segments)} traffic segment{'s' if len(segments) != 1 else ''} "
         f"({', '.join(segments)}) were answered with speculative decoding ({method}) and without it, interleaved, at "
-        f"concurrency {levels}, in {summary.dtype or 'an unreported dtype'}."
+        f"{levels}, in {summary.dtype or 'an unreported dtype'}."
     )
     outcomes: dict[str, list[str]] = {}
     for planned in summary.planned:
-        comparison = find_comparison(summary, planned.segment, summary.expected_concurrency, MetricName.E2E)
+        comparison = find_comparison(summary, planned.segment, Load(summary.expected_concurrency), MetricName.E2E)
         outcome: str = "not measured" if comparison is None else comparison.outcome
         if comparison is not None and summary.is_queued(summary.expected_concurrency):
             outcome, comparison = "queued", None  # a ratio of two queues is not shown in the headline
@@ -176,7 +180,7 @@ def format_interval(comparison: Comparison) -> str:
 
 def _view(source: ReportInput) -> RunView:
     summary = source.summary
-    keys = [(cell.segment, cell.concurrency) for cell in summary.cells]
+    keys = [(cell.segment, cell.load) for cell in summary.cells]
     rows = tuple(
         CellRow(
             cell=cell,
@@ -197,13 +201,13 @@ def _view(source: ReportInput) -> RunView:
 def _method_cells(runs: Sequence[ReportInput]) -> tuple[MethodCell, ...]:
     rows = compare_methods([run.measured for run in runs])
     return tuple(
-        MethodCell(segment, concurrency, tuple(cell))
-        for (segment, concurrency), cell in groupby(rows, key=lambda row: (row.segment, row.concurrency))
+        MethodCell(segment, load, tuple(cell))
+        for (segment, load), cell in groupby(rows, key=lambda row: (row.segment, row.load))
     )
 
 
 def _comparisons(summary: RunSummary, cell: CellSummary) -> dict[str, Comparison]:
-    found = {metric: find_comparison(summary, cell.segment, cell.concurrency, metric) for metric in MetricName}
+    found = {metric: find_comparison(summary, cell.segment, cell.load, metric) for metric in MetricName}
     return {metric.value: comparison for metric, comparison in found.items() if comparison is not None}
 
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from specdeploy.config.load import LoadedDeployment
-from specdeploy.contract import Arm, RequestRecord
 from specdeploy.errors import ClientError, RequestError
+from specdeploy.run_contract import Arm, RequestRecord
 from specdeploy_client.bench import BenchOptions, BenchResult, client_environment, plan_bench, run_bench
 from specdeploy_client.chat import ChatTemplate, render_user_prompt
 from specdeploy_client.grpc_transport import GrpcTransport

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specdeploy.config.schema import DeploymentConfig, SegmentConfig
-from specdeploy.contract import Arm, MetricName, PlannedDraftLen, RequestRecord, RunSummary, SegmentPlan
+from specdeploy.contract import SegmentPlan
+from specdeploy.run_contract import Arm, MetricName, PlannedDraftLen, RequestRecord, RunSummary
 from specdeploy_client.compare import compare_arms, group_cells, summarise_arm
 from specdeploy_client.server_facts import SegmentCounters, ServerFacts
 
@@ -41,8 +42,8 @@ def summarise_run(
         slos=config.slos,
         planned=planned_draft_lens(config),
         cells=tuple(
-            summarise_arm(segment, concurrency, arm, arms[arm])
-            for (segment, concurrency), arms in cells.items()
+            summarise_arm(segment, load, arm, arms[arm])
+            for (segment, load), arms in cells.items()
             for arm in Arm
             if arm in arms
         ),

@@ -226,7 +226,7 @@ def test_whole_and_streamed_answers_agree(self_drafted: Deployed) -> None:
     streamed = answer(self_drafted, request(max_tokens=12))
     assert whole["text_output"] == "".join(message.text for message in streamed)
     plain = answer(self_drafted, request(max_tokens=40, num_draft_tokens=0))
-    assert [len(message.output_ids) for message in plain] == [16, 16, 8]
+    assert [len(message.output_ids or ()) for message in plain] == [16, 16, 8]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_decoupled_engines_stream_and_route(tree: Deployed, reference: Reference
         assert last.speculation == ("on" if item.num_draft_tokens is None else "off:requested")
         if item.num_draft_tokens is None:
             # One token at the prompt, then 3 + 1 + 2 by turns; of the last 3 tokens, 2 are left.
-            assert [len(message.output_ids) for message in messages] == [1, *[3, 1, 2] * 3, 3, 1, 1]
+            assert [len(message.output_ids or ()) for message in messages] == [1, *[3, 1, 2] * 3, 3, 1, 1]
             assert (last.num_steps, last.total_draft_tokens, last.total_accepted_draft_tokens) == (13, 84, 11)
         else:
             assert len(messages) == 24

@@ -72,7 +72,7 @@ def answer_all(deployed: Deployed, items: list[GenerationRequest]) -> list[list[
 
 
 def ids(messages: list[Message]) -> tuple[int, ...]:
-    return tuple(token for message in messages for token in message.output_ids)
+    return tuple(token for message in messages for token in message.output_ids or ())
 
 
 def text(messages: list[Message]) -> str:

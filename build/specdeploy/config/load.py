@@ -24,8 +24,9 @@ from specdeploy.config.schema import (
     is_valid_name,
 )
 from specdeploy.config.yaml_text import parse_yaml
-from specdeploy.contract import Lane, Slo
+from specdeploy.contract import Lane
 from specdeploy.errors import ConfigError, Violation
+from specdeploy.run_contract import Slo
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Location = tuple[int | str, ...]

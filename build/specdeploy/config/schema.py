@@ -31,9 +31,9 @@ from specdeploy.contract import (
     Dtype,
     Lane,
     Method,
-    Slo,
     unsupported_reason,
 )
+from specdeploy.run_contract import Slo
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"

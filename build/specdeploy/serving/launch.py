@@ -14,9 +14,10 @@ from pathlib import Path
 
 from specdeploy.config.load import LoadedDeployment
 from specdeploy.config.schema import ServingConfig
-from specdeploy.contract import ConstrainedPolicy, IntegrityReport, Lane, Status
+from specdeploy.contract import ConstrainedPolicy, Lane
 from specdeploy.errors import ServerError, SpecDeployError
 from specdeploy.manifest import CurrentBuild, load_current_build
+from specdeploy.run_contract import IntegrityReport, Status
 from specdeploy.serving.installation import (
     ENGINES_ROOT_VARIABLE,
     ServerInstallation,

@@ -3,19 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from specdeploy.contract import (
-    SUPPORTED,
-    Comparison,
-    DraftLenRange,
-    FileDigest,
-    Lane,
-    Method,
-    MetricName,
-    Percentile,
-    Percentiles,
-    SegmentPlan,
-    unsupported_reason,
-)
+from specdeploy.contract import SUPPORTED, DraftLenRange, FileDigest, Lane, Method, SegmentPlan, unsupported_reason
+from specdeploy.run_contract import Comparison, MetricName, Percentile, Percentiles, VoidCode, VoidReason
 
 
 def test_types_are_frozen_and_refuse_unknown_keys() -> None:
@@ -78,10 +67,13 @@ def test_what_an_interval_says(low: float | None, high: float | None, outcome: s
         num_pairs=9,
     )
     assert comparison.outcome == outcome
-    assert comparison.model_copy(update={"void_reasons": ("errors",)}).outcome == "void"
+    assert (
+        comparison.model_copy(update={"void_reasons": (VoidReason(code=VoidCode.ERRORS, detail="1 of 2"),)}).outcome
+        == "void"
+    )
 
 
 def test_percentiles() -> None:
     values = Percentiles(p50=1.0, p90=2.0, p99=None, num_samples=20)
-    assert [values.value(percentile) for percentile in Percentile] == [1.0, 2.0, None]
-    assert [percentile.quantile for percentile in Percentile] == [0.5, 0.9, 0.99]
+    assert [values.value(percentile) for percentile in Percentile] == [1.0, 2.0, None, None]
+    assert [percentile.quantile for percentile in Percentile] == [0.5, 0.9, 0.95, 0.99]

@@ -8,16 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specdeploy.contract import (
-    Arm,
-    MessageRecord,
-    MetricName,
-    Percentile,
-    PlannedDraftLen,
-    RequestRecord,
-    RunSummary,
-    Slo,
-)
+from specdeploy.run_contract import Arm, MetricName, Percentile, PlannedDraftLen, RequestRecord, RunSummary, Slo
 from specdeploy.units import NS_PER_MS
 from specdeploy_client.compare import compare_arms, group_cells, summarise_arm
 from specdeploy_client.transport import Completion, GenerationRequest, Message, RequestRefusedError
@@ -52,13 +43,13 @@ def make_record(
         concurrency=concurrency,
         arm=arm,
         block=block,
+        index=0,
         prompt_id=prompt_id,
         scheduled_ns=send_ns,
         send_ns=send_ns,
         end_ns=times[-1] if times else send_ns,
-        messages=tuple(
-            MessageRecord(recv_ns=recv_ns, num_tokens=size) for recv_ns, size in zip(times, sizes, strict=True)
-        ),
+        message_ns=tuple(times),
+        message_tokens=tuple(sizes),
         output_ids=output_ids,
         text=text,
         error=error,

@@ -9,8 +9,8 @@ import pytest
 
 from specdeploy.config.load import LoadedDeployment
 from specdeploy.config.schema import DeploymentConfig
-from specdeploy.contract import Arm, MetricName, RunSummary, Status
 from specdeploy.errors import ClientError, RequestError
+from specdeploy.run_contract import Arm, MetricName, RunSummary, Status
 from specdeploy_client.bench import (
     BUDGETS,
     BenchOptions,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from specdeploy.contract import GateConfig, IntegrityReport, PlannedDraftLen, RunSummary, Status, Verdict
+from specdeploy.run_contract import GateConfig, IntegrityReport, PlannedDraftLen, RunSummary, Status, Verdict
 from specdeploy_client import cli, session
 from specdeploy_client.artifacts import write_model
 from specdeploy_client.bench import write_counters

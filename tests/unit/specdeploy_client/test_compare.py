@@ -2,14 +2,14 @@
 
 import pytest
 
-from specdeploy.contract import Arm, Comparison, MetricName, RequestRecord
+from specdeploy.run_contract import Arm, Comparison, Load, MetricName, RequestRecord, VoidCode
 from specdeploy_client.compare import compare_arms, group_cells, pair_by_prompt, summarise_arm
 from unit.specdeploy_client.fabricate import make_cell, make_record
 
 
 def _compare(records: list[RequestRecord], metric: MetricName = MetricName.E2E) -> Comparison:
-    arms = group_cells(records)["chat", 1]
-    return compare_arms(("chat", 1), arms[Arm.OFF], arms[Arm.ON], metric, 0)
+    arms = group_cells(records)["chat", Load(1)]
+    return compare_arms(("chat", Load(1)), arms[Arm.OFF], arms[Arm.ON], metric, 0)
 
 
 def _with(records: list[RequestRecord], arm: Arm, **changes: object) -> list[RequestRecord]:
@@ -32,7 +32,7 @@ def test_a_slower_on_arm_is_slower() -> None:
 def test_nothing_drafted_voids_the_cell() -> None:
     comparison = _compare(_with(make_cell(), Arm.ON, num_draft_tokens=0, num_accepted_tokens=0))
     assert comparison.outcome == "void"
-    assert comparison.void_reasons == ("nothing was drafted in the on arm",)
+    assert _codes(comparison) == [VoidCode.NOTHING_DRAFTED]
     assert comparison.ratio is None
 
 
@@ -43,28 +43,32 @@ def test_where_drafts_cannot_be_counted_the_servers_word_counts() -> None:
 
 
 def test_a_drafting_off_arm_voids_the_cell() -> None:
-    assert _compare(_with(make_cell(), Arm.OFF, num_draft_tokens=3)).void_reasons == ("the off arm drafted",)
+    assert _codes(_compare(_with(make_cell(), Arm.OFF, num_draft_tokens=3))) == [VoidCode.OFF_ARM_DRAFTED]
 
 
 def test_any_error_voids_the_cell() -> None:
     records = make_cell()
     records[0] = records[0].model_copy(update={"error": "timeout"})
-    assert _compare(records).void_reasons == ("1 of 40 requests failed",)
+    assert str(*_compare(records).void_reasons) == "requests failed: 1 of 40"
 
 
 def test_different_output_lengths_void_the_cell() -> None:
     records = make_cell(num_tokens=9)
     shorter = [
-        record.model_copy(update={"messages": record.messages[:-1]}) if record.arm is Arm.ON else record
+        record.model_copy(
+            update={"message_ns": record.message_ns[:-1], "message_tokens": (record.message_tokens or ())[:-1]}
+        )
+        if record.arm is Arm.ON
+        else record
         for record in records
     ]
-    (reason,) = _compare(shorter).void_reasons
-    assert reason == "output lengths differ by more than 2 %: 180 tokens off, 140 on"
+    reason = str(*_compare(shorter).void_reasons)
+    assert reason == "output lengths differ: by more than 2 %: 180 tokens off, 140 on"
 
 
 def test_too_few_pairs_void_the_cell() -> None:
     comparison = _compare(make_cell(num_pairs=7))
-    assert comparison.void_reasons == ("too few pairs: 7, at least 8 are needed",)
+    assert str(*comparison.void_reasons) == "too few pairs: 7, at least 8 are needed"
 
 
 def test_pairs_meet_by_block_and_prompt_and_repeats_meet_in_order() -> None:
@@ -80,7 +84,11 @@ def test_pairs_meet_by_block_and_prompt_and_repeats_meet_in_order() -> None:
 
 def test_failed_requests_count_as_errors_and_never_as_latencies() -> None:
     records = [make_record(arm=Arm.ON) for _ in range(20)] + [make_record((9e6,), (1,), arm=Arm.ON, error="refused")]
-    summary = summarise_arm("chat", 1, Arm.ON, records)
+    summary = summarise_arm("chat", Load(1), Arm.ON, records)
     assert (summary.num_requests, summary.num_errors, summary.e2e_ms.num_samples) == (21, 1, 20)
     assert summary.e2e_ms.p50 == 70.0
     assert summary.e2e_ms.p90 is None
+
+
+def _codes(comparison: Comparison) -> list[VoidCode]:
+    return [reason.code for reason in comparison.void_reasons]

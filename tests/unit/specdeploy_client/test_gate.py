@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdeploy.contract import (
+from specdeploy.run_contract import (
     GateConfig,
     GateFinding,
     IntegrityCheck,
@@ -68,7 +68,7 @@ def test_another_concurrency_than_the_expected_one_decides_nothing() -> None:
     verdict = _judge(summary)
     assert verdict.status is Status.INCONCLUSIVE
     assert verdict.decisions[0].detail == "not measured at concurrency 4"
-    assert _finding(verdict, "SLO").detail == "not measured at the expected concurrency 4 (measured: 1)"
+    assert _finding(verdict, "SLO").detail == "not measured at the expected concurrency 4 (measured: concurrency 1)"
 
 
 def test_a_level_that_queues_decides_nothing_however_fast_it_looks() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specdeploy.contract import Arm, RequestRecord, Status
+from specdeploy.run_contract import Arm, RequestRecord, Status
 from specdeploy_client import integrity
 from specdeploy_client.server_facts import SegmentCounters
 from unit.specdeploy_client.fabricate import make_record

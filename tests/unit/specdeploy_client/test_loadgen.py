@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from specdeploy.contract import Arm, RequestRecord
 from specdeploy.errors import ClientError
+from specdeploy.run_contract import Arm, RequestRecord
 from specdeploy_client.arrivals import plan_blocks
 from specdeploy_client.loadgen import WARMUP_MAX_TOKENS, Cell, CellRequest, LoopLagProbe, run_cell
 from specdeploy_client.transport import ServerUnreachableError
@@ -84,12 +84,12 @@ def test_concurrency_is_reached_and_never_exceeded() -> None:
 def test_records_keep_what_arrived() -> None:
     transport = MockTransport(ttft_s=0.01, gap_s=0.002, num_tokens=5, tokens_on=2)
     on = next(r for r in _run(transport, _cell(num_requests=2, concurrency=1)) if r.arm is Arm.ON)
-    assert [message.num_tokens for message in on.messages] == [2, 2, 1]
+    assert on.message_tokens == (2, 2, 1)
     assert on.output_ids == (0, 1, 2, 3, 4)
     assert on.text == "xxxxx"
     assert (on.num_steps, on.num_draft_tokens, on.num_accepted_tokens, on.output_token_count) == (3, 12, 2, 5)
-    assert on.messages[0].recv_ns - on.send_ns >= 10_000_000
-    assert on.end_ns == on.messages[-1].recv_ns
+    assert on.message_ns[0] - on.send_ns >= 10_000_000
+    assert on.end_ns == on.message_ns[-1]
 
 
 def test_a_refused_request_is_recorded_and_the_run_goes_on() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from specdeploy.contract import Arm, RequestRecord
+from specdeploy.run_contract import Arm, RequestRecord
 from specdeploy_client.compare import pair_by_prompt
 from specdeploy_client.console import methods_table
 from specdeploy_client.methods import (
@@ -175,14 +175,14 @@ def test_without_records_the_ratio_still_decides() -> None:
 def test_runs_meet_in_the_cells_that_all_of_them_measured() -> None:
     many = _run(cells=[("code_edit", 1), ("code_edit", 4), ("chat", 1), ("chat", 4)])
     few = _run("eagle3", cells=[("chat", 1), ("code_edit", 1)])
-    assert [(row.segment, row.concurrency, row.name) for row in compare_methods([many, few])] == [
+    assert [(row.segment, row.load.concurrency, row.name) for row in compare_methods([many, few])] == [
         ("code_edit", 1, "ngram"),
         ("code_edit", 1, "eagle3"),
         ("chat", 1, "ngram"),
         ("chat", 1, "eagle3"),
     ]
     strangers = compare_methods([_run(cells=[("chat", 1)]), _run("eagle3", cells=[("chat", 8)])])
-    assert [(row.concurrency, row.name) for row in strangers] == [(1, "ngram"), (8, "eagle3")]
+    assert [(row.load.concurrency, row.name) for row in strangers] == [(1, "ngram"), (8, "eagle3")]
     assert compare_methods([]) == compare_methods([MeasuredRun(make_summary([]))]) == ()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdeploy.contract import Percentile
+from specdeploy.run_contract import Percentile
 from specdeploy.units import NS_PER_MS
 from specdeploy_client import metrics
 from unit.specdeploy_client.fabricate import make_record

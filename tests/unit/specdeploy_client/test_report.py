@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from specdeploy.contract import GateConfig, PlannedDraftLen, RequestRecord, RunSummary
+from specdeploy.run_contract import GateConfig, PlannedDraftLen, RequestRecord, RunSummary
 from specdeploy_client.gate import judge
 from specdeploy_client.integrity import check_integrity
 from specdeploy_client.report import ReportInput, describe_run, render_report
@@ -82,7 +82,7 @@ def page() -> str:
 def test_a_level_above_the_servers_limit_is_labelled_queued() -> None:
     page = render_report(_input(make_summary(_records(), planned=PLANNED, effective_concurrency=2)))
     assert page.count('class="queued">queued') == sum(
-        level > 2 for level in {(r.segment, r.concurrency): r.concurrency for r in _records()}.values()
+        level > 2 for level in {(r.segment, r.load): r.load.value for r in _records()}.values()
     )
     assert "2, serving.max_rows" in page
     assert "queued" not in render_report(_input(make_summary(_records(), planned=PLANNED))).split("<body")[1]

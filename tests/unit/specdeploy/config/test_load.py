@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from helpers.deployment_files import write_deployment
 from specdeploy.config.load import list_deployments, load_deployment, load_yaml_model
 from specdeploy.config.yaml_text import parse_yaml
-from specdeploy.contract import ConstrainedPolicy, GateConfig, Method
+from specdeploy.contract import ConstrainedPolicy, Method
 from specdeploy.errors import ConfigError, Violation
+from specdeploy.run_contract import GateConfig
 
 REPO = Path(__file__).parents[4]
 

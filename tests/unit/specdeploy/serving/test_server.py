@@ -13,10 +13,10 @@ import pytest
 from helpers.deployment_files import write_deployment
 from specdeploy.config.load import LoadedDeployment, load_deployment
 from specdeploy.config.schema import ServingConfig
-from specdeploy.contract import IntegrityReport
 from specdeploy.errors import PortInUseError, ServerError
 from specdeploy.manifest import CurrentBuild, write_current_build, write_json_atomically
 from specdeploy.planner.schedule import plan_from_config
+from specdeploy.run_contract import IntegrityReport
 from specdeploy.serving.installation import ServerInstallation
 from specdeploy.serving.launch import LaunchPlan, plan_launch
 from specdeploy.serving.server import (
