@@ -168,7 +168,7 @@ def main() -> None:
     with torch.inference_mode():
         differing = [name for name in sample if alone(engine, by_name[name]) != outcome.texts[name]]
     slope = memory_slope(outcome.memory)
-    is_flat = slope is None or slope <= arguments.max_slope
+    is_flat = slope is None or slope <= arguments.max_growth * outcome.memory[-1][1]
     print(markdown_table(["requests ended", "resident MiB"], [[str(n), f"{mib:.1f}"] for n, mib in outcome.memory]))
     print(
         markdown_table(
@@ -192,7 +192,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--sample", type=int, default=20, help="answers compared with those alone")
-    parser.add_argument("--max-slope", type=float, default=20.0, help="MiB per 1,000 requests that count as flat")
+    parser.add_argument("--max-growth", type=float, default=0.02, help="part of memory that 1,000 requests may add")
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--method", choices=tuple(OUR_METHODS.values()), default="ngram")
     parser.add_argument("--draft-len", type=int, default=4)
