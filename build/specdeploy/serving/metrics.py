@@ -81,4 +81,6 @@ def _info(build: CurrentBuild, num_threads: int | None) -> dict[str, str]:
         "max_draft_len": str(build.plan.max_draft_len),
         "effective_concurrency": "" if build.effective_concurrency is None else str(build.effective_concurrency),
         "concurrency_limit": build.concurrency_limit or "",
+        # Lane torch keeps nothing of a request that has ended; engines keep blocks of its prompt if told to.
+        "prefix_cache": "on" if config.tensorrt_llm is not None and config.tensorrt_llm.kv_cache_reuse else "off",
     }

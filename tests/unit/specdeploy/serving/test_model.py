@@ -353,4 +353,5 @@ def test_the_served_facts_are_labels(model: Any) -> None:
         "max_draft_len": "3",
         "effective_concurrency": "",
         "concurrency_limit": "",
+        "prefix_cache": "off",
     }
