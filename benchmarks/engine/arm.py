@@ -10,14 +10,25 @@ every arm imports what it needs itself.
 """
 
 import argparse
+import ctypes
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TextIO
 
 import torch
 from arm_protocol import DTYPES, Arm, Skip
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def end_with_parent() -> None:
+    """Die when the benchmark dies: a stopped arm would not notice that its pipe is closed."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() == 1:
+        raise SystemExit("the benchmark that started this arm is gone")
 
 
 def load(arguments: argparse.Namespace) -> Arm:
@@ -45,6 +56,7 @@ def serve(arm: Arm, out: TextIO) -> None:
 
 def main() -> None:
     """Load, say so, serve."""
+    end_with_parent()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=("ours", "transformers", "vllm"))
     parser.add_argument("--target", type=Path, required=True)

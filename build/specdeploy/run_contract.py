@@ -11,7 +11,7 @@ last one is answered (`concurrency`, closed loop) or a rate of requests that are
 from enum import StrEnum
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Strict
 
 from specdeploy.contract import ContractModel
 
@@ -63,7 +63,13 @@ class Load(NamedTuple):
 
 
 class FailureKind(StrEnum):
-    """Why a request has no usable answer. `short`: it ended well, with fewer tokens than were asked for."""
+    """Why a request has no usable answer. An answer that is only short is one: `CellSummary.num_short` counts it.
+
+    `refused`: the server answered with an error, or ended the request itself. `timeout`: it took longer than the client
+    or the server allows. `unreachable`: nobody answers any more. `stream closed`: the answer ended before its last
+    message. `protocol`: what came is no answer. `clock`: the client's clock went backwards, so its times mean nothing.
+    `cancelled`: this client ended the request by its own wish; that is neither an answer nor a failure of the server.
+    """
 
     REFUSED = "refused"
     TIMEOUT = "timeout"
@@ -71,6 +77,12 @@ class FailureKind(StrEnum):
     STREAM_CLOSED = "stream closed"
     PROTOCOL = "protocol"
     CLOCK = "clock"
+    CANCELLED = "cancelled"
+
+
+# Of raw records: neither true nor 7.0 nor "7" is a number of something.
+WholeNumber = Annotated[int, Strict()]
+Count = Annotated[NonNegativeInt, Strict()]
 
 
 class RequestRecord(ContractModel):
@@ -82,35 +94,38 @@ class RequestRecord(ContractModel):
     `index` numbers the requests of a cell: the same index is the same request in both arms.
     `error` is None for a request that finished. Counts the server did not report are None.
     `expected_input_tokens`: of prompts made to a length. `connect_ns`: spent on a new connection for this request.
+    `ignore_eos`: whether the answer had to go on to `max_tokens`; None where nobody asked for it. `finish_reason` is
+    the server's word; a request that this client ended itself has `failure` cancelled.
     """
 
     request_id: str
     segment: str
-    concurrency: PositiveInt | None
+    concurrency: Annotated[PositiveInt, Strict()] | None
     request_rate: PositiveFloat | None = None
     arm: Arm
-    block: NonNegativeInt
-    index: NonNegativeInt
+    block: Count
+    index: Count
     prompt_id: str
-    scheduled_ns: int
-    send_ns: int
-    end_ns: int
-    message_ns: tuple[int, ...]
-    message_tokens: tuple[NonNegativeInt, ...] | None
-    output_ids: tuple[int, ...]
+    scheduled_ns: WholeNumber
+    send_ns: WholeNumber
+    end_ns: WholeNumber
+    message_ns: tuple[WholeNumber, ...]
+    message_tokens: tuple[Count, ...] | None
+    output_ids: tuple[WholeNumber, ...]
     text: str
-    max_tokens: PositiveInt | None = None
-    expected_input_tokens: PositiveInt | None = None
-    connect_ns: NonNegativeInt | None = None
+    max_tokens: Annotated[PositiveInt, Strict()] | None = None
+    ignore_eos: bool | None = None
+    expected_input_tokens: Annotated[PositiveInt, Strict()] | None = None
+    connect_ns: Count | None = None
     error: str | None = None
     failure: FailureKind | None = None
     finish_reason: str | None = None
-    input_token_count: int | None = None
-    output_token_count: int | None = None
-    cached_token_count: int | None = None
-    num_steps: int | None = None
-    num_draft_tokens: int | None = None
-    num_accepted_tokens: int | None = None
+    input_token_count: WholeNumber | None = None
+    output_token_count: WholeNumber | None = None
+    cached_token_count: WholeNumber | None = None
+    num_steps: WholeNumber | None = None
+    num_draft_tokens: WholeNumber | None = None
+    num_accepted_tokens: WholeNumber | None = None
     speculation: str | None = None
 
     @property
@@ -153,10 +168,13 @@ class Acceptance(ContractModel):
 
 
 class CellSummary(ContractModel):
-    """One arm of one cell. `num_short`: answers that ended well with fewer tokens than asked for although the request
-    ignored the end of text. `cold_ttft_ms`: of the first warm-up request, which nothing else counts.
+    """One arm of one cell. `num_requests` were answered or failed (`num_errors`); the `num_cancelled` that this client
+    ended itself come on top and enter nothing else. `num_short`: answers with fewer tokens than asked for although
+    their text could not end them, because the request ignored its end or the server names the limit of tokens as the
+    reason. `cold_ttft_ms`: of the first warm-up request, which nothing else counts.
 
-    `goodput`: requests per second that met every objective of the run, None without objectives.
+    `goodput`: requests per second that met every objective of the run, None without objectives. `icl_ms` are the gaps
+    between messages, `token_gap_ms` the same gaps shared out over the tokens of the message that ends them.
     """
 
     segment: str
@@ -165,11 +183,13 @@ class CellSummary(ContractModel):
     arm: Arm
     num_requests: NonNegativeInt
     num_errors: NonNegativeInt
+    num_cancelled: NonNegativeInt = 0
     num_short: NonNegativeInt = 0
     ttft_ms: Percentiles
     tpot_ms: Percentiles
     e2e_ms: Percentiles
     icl_ms: Percentiles | None = None
+    token_gap_ms: Percentiles | None = None
     send_lag_ms: Percentiles | None = None
     cold_ttft_ms: NonNegativeFloat | None = None
     tokens_per_message: float | None
@@ -281,23 +301,28 @@ class Crossover(ContractModel):
 class CellConditions(ContractModel):
     """What surrounded the measured requests of one cell; all arms together.
 
-    `client_cpu_share`: CPU time of the client process / wall time, 1 = one core. `wake_up_lag_p99_ms`: how late its
-    event loop woke up. `accepted_per_pos` and `num_drafts`: increase of the server's counters over the cell, None where
-    unread. `counter_mismatch`: what differs between them and the sums over answers, None where they agree or where one
-    of the two is missing. `stopped_after`: pairs after which the cell was decided, None where it ran to its end.
+    `client_cpu_share`: CPU time of the client process / wall time, 1 = one core; the largest of the arms' own shares,
+    `client_cpu_share_by_arm`, because an arm that sends fewer messages would hide what the other one costs.
+    `wake_up_lag_p99_ms`: how late its event loop woke up. `accepted_per_pos` and `num_drafts`: increase of the server's
+    counters over the cell, None where unread. `cached_share`: of the prompt tokens of the cell those that came from the
+    server's prefix cache, by its counters. `counter_mismatch`: what differs between counters and the sums over answers,
+    None where they agree or where one of the two is missing. `stopped_after`: pairs after which the cell was decided,
+    None where it ran to its end.
     """
 
     segment: str
     concurrency: PositiveInt | None
     request_rate: PositiveFloat | None = None
     client_cpu_share: NonNegativeFloat | None = None
+    client_cpu_share_by_arm: dict[Arm, NonNegativeFloat] = Field(default_factory=dict)
     wake_up_lag_p99_ms: NonNegativeFloat | None = None
     num_drafts: NonNegativeInt | None = None
     num_draft_tokens: NonNegativeInt | None = None
     num_accepted_tokens: NonNegativeInt | None = None
     accepted_per_pos: tuple[NonNegativeInt, ...] | None = None
+    cached_share: NonNegativeFloat | None = None
     counter_mismatch: str | None = None
-    cold_ttft_ms: dict[Arm, NonNegativeFloat] = {}
+    cold_ttft_ms: dict[Arm, NonNegativeFloat] = Field(default_factory=dict)
     stopped_after: PositiveInt | None = None
 
     @property
@@ -402,20 +427,34 @@ class IntegrityReport(ContractModel):
     checks: tuple[IntegrityCheck, ...]
 
 
+def _of_the_median(limit: object) -> object:
+    """A number alone is the limit of the median."""
+    return limit if isinstance(limit, dict) else {Percentile.P50: limit}
+
+
+# on/off of one metric, by percentile; `1.25` stands for `{p50: 1.25}`.
+LimitByPercentile = Annotated[dict[Percentile, PositiveFloat], Field(min_length=1)]
+RegressionLimits = Annotated[
+    LimitByPercentile, BeforeValidator(_of_the_median, json_schema_input_type=PositiveFloat | LimitByPercentile)
+]
+
+
 class SegmentGate(ContractModel):
     """What one segment must show beside or instead of what all must. Unset: as for all."""
 
     name: Annotated[str, Field(min_length=1)]
     max_ratio: Annotated[float | None, Field(gt=0)] = None
-    max_regression: dict[MetricName, PositiveFloat] = {}
+    max_regression: dict[MetricName, RegressionLimits] = Field(default_factory=dict)
 
 
 class GateConfig(ContractModel):
     """What a deployment must show before it may take traffic (`configs/gates/*.yaml`).
 
-    `max_ratio`: the whole on/off interval of `decide_metric` must lie below it. `max_regression`: on/off of these
-    metrics whose whole interval lies above fails, however fast the rest is. `required_checks`: names of integrity
-    checks that must be there and pass. `slos` come on top of the deployment's.
+    `max_ratio`: the whole on/off interval of `decide_metric` must lie below it. `max_regression`: on/off of a metric
+    (a number: of its median; `{p50: 1.05, p99: 1.25}`: of each percentile named) may not exceed these, however fast the
+    rest is. An interval that does not exceed the limit passes, one wholly above it fails, one that contains it is
+    inconclusive; so is a percentile that the sample does not support. `required_checks`: names of integrity checks that
+    must be there and pass. `slos` come on top of the deployment's.
     """
 
     schema_version: Literal[1] = 1
@@ -424,7 +463,7 @@ class GateConfig(ContractModel):
     required_checks: tuple[str, ...] = ()
     decide_metric: MetricName = MetricName.E2E
     max_ratio: Annotated[float, Field(gt=0)] = 1.0
-    max_regression: dict[MetricName, PositiveFloat] = {}
+    max_regression: dict[MetricName, RegressionLimits] = Field(default_factory=dict)
     segments: tuple[SegmentGate, ...] = ()
     require_slos: bool = True
     slos: tuple[Slo, ...] = ()

@@ -13,9 +13,27 @@ RUN_SUMMARY_FILE = "run_summary.json"
 SERVER_COUNTERS_FILE = "server_counters.json"
 INTEGRITY_FILE = "integrity.json"
 VERDICT_FILE = "verdict.json"
+VERDICT_JUNIT_FILE = "verdict.junit.xml"
+VERDICT_MARKDOWN_FILE = "verdict.md"
 REPORT_FILE = "report.html"
+# What is made of the records of a run; a new run begins without them.
+RESULT_FILES = (
+    RUN_SUMMARY_FILE,
+    SERVER_COUNTERS_FILE,
+    INTEGRITY_FILE,
+    VERDICT_FILE,
+    VERDICT_JUNIT_FILE,
+    VERDICT_MARKDOWN_FILE,
+    REPORT_FILE,
+)
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def remove_results(folder: Path) -> None:
+    """Results of an earlier run must not lie beside the records of a new one."""
+    for name in RESULT_FILES:
+        (folder / name).unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

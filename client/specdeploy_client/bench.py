@@ -1,101 +1,52 @@
-"""Orchestrates a measurement: which cells, against which server, into which files."""
+"""Carries out a `BenchPlan` against a server: records stream to disk, then they become a `RunSummary`.
+
+Whatever ends a run early (the server goes away, Ctrl-C), what was measured until then is summarised and says so.
+"""
 
 import asyncio
-import json
 import os
 import platform
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from specdeploy import __version__
-from specdeploy.config.load import LoadedDeployment
-from specdeploy.config.schema import DeploymentConfig, SegmentConfig
-from specdeploy.errors import ClientError, RequestError
-from specdeploy.run_contract import Arm, RequestRecord, RunSummary
+from specdeploy.config.schema import DeploymentConfig
+from specdeploy.errors import ClientError
+from specdeploy.run_contract import Arm, CellConditions, MetricName, Objective, Percentile, RequestRecord, RunSummary
 from specdeploy.units import ns_to_ms
+from specdeploy_client.arms import ArmSwitch, ModelControlSwitch
 from specdeploy_client.artifacts import (
-    INTEGRITY_FILE,
     RECORDS_FILE,
-    REPORT_FILE,
     RUN_SUMMARY_FILE,
     SERVER_COUNTERS_FILE,
-    VERDICT_FILE,
+    remove_results,
     write_model,
-    write_text,
 )
-from specdeploy_client.loadgen import Cell, CellRequest, LoopLagProbe, run_cell
-from specdeploy_client.records import RecordWriter
+from specdeploy_client.bench_plan import BenchOptions, BenchPlan
+from specdeploy_client.cell import Cell
+from specdeploy_client.loadgen import CellRun, ServerLostError, run_cell
+from specdeploy_client.reconcile import CounterIncrease, counter_increase
+from specdeploy_client.record_table import CellKey, RecordTable
+from specdeploy_client.records import RecordsLostError, RecordWriter
+from specdeploy_client.sequential import SequentialStop, final_confidence
+from specdeploy_client.server_counters import ReadFacts, add_increases, read_settled_facts, write_counters
 from specdeploy_client.server_facts import SegmentCounters, ServerFacts
-from specdeploy_client.summary import RunFacts, describe_positions, planned_draft_len, summarise_run
-from specdeploy_client.transport import Transport
-from specdeploy_client.workload import Prompt, load_prompts, prompt_at
-
-ReadFacts = Callable[[], Awaitable[ServerFacts]]
-RenderPrompt = Callable[[str], str]
-_SETTLE_INTERVAL_S = 0.2
-_MAX_SETTLE_READS = 15
+from specdeploy_client.stats import CONFIDENCE
+from specdeploy_client.summary import RunFacts, TargetFacts, describe_positions, summarise_run
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """How much to measure. `num_segments` None means all; `floor_concurrency` adds the off arm at another batch mix;
-    `max_tokens` shortens answers that the deployment would let run longer."""
+class Judging:
+    """What is made of the records. `limits`: on/off ratios that a gate asks of a metric, 1 where it asks nothing."""
 
-    name: str
-    num_segments: int | None
-    concurrencies: tuple[int, ...]
-    request_count: int
-    floor_concurrency: int | None = None
-    max_tokens: int | None = None
-
-
-# 20 requests support p50, 100 support p90 (metrics.samples_needed). A row is one of several in a table of ratios: 12
-# pairs still give an interval, though no percentile.
-BUDGETS: dict[str, Budget] = {
-    budget.name: budget
-    for budget in (
-        Budget("quick", num_segments=2, concurrencies=(1, 4), request_count=20, max_tokens=16),
-        Budget("full", num_segments=None, concurrencies=(1, 2, 4, 8), request_count=100),
-        Budget("row", num_segments=2, concurrencies=(1,), request_count=12, floor_concurrency=4, max_tokens=16),
-    )
-}
-VERIFY_BUDGET = Budget("verify", num_segments=None, concurrencies=(1, 4), request_count=8)
-
-
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """A budget with what the command line changes in it. `segments` empty means the budget's choice.
-
-    `warmup_request_count` None means one request per worker; `max_tokens` None means each segment's own.
-    """
-
-    budget: Budget
-    random_seed: int = 0
-    segments: tuple[str, ...] = ()
-    concurrencies: tuple[int, ...] = ()
-    request_count: int | None = None
-    warmup_request_count: int | None = None
-    max_tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BenchPlan:
-    """The cells of a run and what is worth telling about how they were chosen."""
-
-    cells: tuple[Cell, ...]
-    notes: dict[str, str]
-
-    @property
-    def num_requests(self) -> int:
-        """Measured requests, warm-up left out."""
-        return sum(len(cell.requests) * len(cell.draft_lens) for cell in self.cells)
+    objectives: tuple[Objective, ...] = ()
+    percentiles: tuple[Percentile, ...] = (Percentile.P50, Percentile.P99)
+    limits: Mapping[MetricName, float] = field(default_factory=dict)
+    decide_metric: MetricName = MetricName.E2E
+    max_error_rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,85 +54,226 @@ class BenchResult:
     """What a run measured. `server_counters`: their increase over the measured requests, None when unread."""
 
     summary: RunSummary
-    records: tuple[RequestRecord, ...]
     server_counters: dict[str, SegmentCounters] | None
 
+    @property
+    def shortcomings(self) -> tuple[str, ...]:
+        """Requests without an answer, and answers that are too short, by cell and arm."""
+        found: list[str] = []
+        for cell in self.summary.cells:
+            place = f"{cell.segment} at {cell.load}, {cell.arm}"
+            if cell.num_errors:
+                found.append(f"{place}: {cell.num_errors} of {cell.num_requests} requests failed")
+            if cell.num_short:
+                found.append(f"{place}: {cell.num_short} of {cell.num_requests} answers are shorter than asked")
+        return tuple(found)
 
-def plan_bench(deployment: LoadedDeployment, options: BenchOptions, render: RenderPrompt) -> BenchPlan:
-    """The cells that `options` ask for, with prompts chosen and rendered."""
-    config = deployment.config
-    segments = _chosen_segments(config, options)
-    prompts = {s.name: load_prompts(deployment.path.parent / s.prompts) for s in segments}
-    num_requests = options.request_count or options.budget.request_count
-    levels = options.concurrencies or options.budget.concurrencies
-    cells: list[Cell] = []
-    lowered: list[str] = []
-    for segment in segments:
-        shape = (segment, prompts[segment.name], num_requests, options, render)
-        for level in levels:
-            # What the plan does where it drafts, and what drafting would do where it does not.
-            draft_len = planned_draft_len(config, segment, level).draft_len or config.speculation.max_draft_len
-            cells.append(_cell(level, {Arm.OFF: 0, Arm.ON: draft_len}, *shape))
-            if draft_len != config.speculation.max_draft_len:
-                lowered.append(f"{segment.name} at {level}: {draft_len}")
-        if options.budget.floor_concurrency is not None:
-            cells.append(_cell(options.budget.floor_concurrency, {Arm.FLOOR: 0}, *shape))
-    notes = {
-        f"prompts of {name}": f"{len(texts)} prompts for {num_requests} requests per arm: prompts repeat"
-        for name, texts in prompts.items()
-        if len(texts) < num_requests
-    }
-    if lowered:
-        notes["K of the on arm, by the plan"] = ", ".join(lowered)
-    if options.max_tokens is None and options.budget.max_tokens is not None:
-        notes["answers"] = f"at most {options.budget.max_tokens} tokens in budget {options.budget.name}"
-    if unmeasured := [s.name for s in config.traffic.segments if s not in segments]:
-        notes["segments not measured"] = ", ".join(unmeasured)
-    return BenchPlan(cells=tuple(cells), notes=notes)
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything that was asked for was measured."""
+        return self.summary.interrupted is None and not self.shortcomings
 
 
 async def run_bench(
-    config: DeploymentConfig,
     plan: BenchPlan,
     options: BenchOptions,
+    target: DeploymentConfig | TargetFacts,
     *,
-    transport: Transport,
+    arms: ArmSwitch,
     read_facts: ReadFacts,
     artifact_dir: Path,
     environment: Mapping[str, str],
     on_record: Callable[[RequestRecord], None],
+    judging: Judging | None = None,
 ) -> BenchResult:
-    """Measure `plan`; records go to disk one by one, the summary when all are there.
+    """Measure `plan`; records go to disk one by one, the summary when all are there or nothing more can come.
 
-    Raises `ClientError` when the server dies; records.jsonl then holds what was measured.
+    A run that ended early returns too, with `summary.interrupted`; cancelled, it writes its summary and raises
+    CancelledError. Raises `ClientError` where the server is not the one to measure; nothing is written then.
     """
     before, notice = await _facts_or_notice(read_facts)
-    _require_same_deployment(config, before)
-    _remove_stale_results(artifact_dir)
-    records: list[RequestRecord] = []
-    started_at, start_ns = datetime.now(tz=UTC).isoformat(timespec="seconds"), time.monotonic_ns()
-    with RecordWriter(artifact_dir / RECORDS_FILE) as writer:
+    if isinstance(target, DeploymentConfig):
+        _require_same_deployment(target.name, before)
+    remove_results(artifact_dir)
+    run = _Run(plan, options, target, judging or Judging(), arms, read_facts, artifact_dir, before)
+    run.environment.update({**environment, **plan.notes, **notice})
+    try:
+        await run.measure(on_record)
+    except RecordsLostError as error:
+        run.interrupted = run.interrupted or str(error)
+    except asyncio.CancelledError:
+        run.interrupted = "stopped by its user"
+        run.finish()
+        raise
+    return run.finish()
 
-        def sink(record: RequestRecord) -> None:
-            writer.write(record)
-            records.append(record)
-            on_record(record)
 
-        async with LoopLagProbe() as probe:
-            await _run_cells(transport, plan.cells, sink, writer.path)
-    duration_s = (time.monotonic_ns() - start_ns) / 1e9
-    counters = None if notice else (await _settled_facts(read_facts)).counters_since(before)
-    run = RunFacts(
-        budget=options.budget.name,
-        random_seed=options.random_seed,
-        started_at=started_at,
-        duration_s=round(duration_s, 3),
-        environment={**environment, **plan.notes, **notice, **_lag_note(probe), **_position_notes(counters)},
-    )
-    summary = summarise_run(records, config, before, run)
-    write_model(artifact_dir / RUN_SUMMARY_FILE, summary)
-    write_counters(artifact_dir / SERVER_COUNTERS_FILE, counters)
-    return BenchResult(summary=summary, records=tuple(records), server_counters=counters)
+class _Run:
+    """One run under way: what is known so far."""
+
+    def __init__(
+        self,
+        plan: BenchPlan,
+        options: BenchOptions,
+        target: DeploymentConfig | TargetFacts,
+        judging: Judging,
+        arms: ArmSwitch,
+        read_facts: ReadFacts,
+        artifact_dir: Path,
+        facts: ServerFacts,
+    ) -> None:
+        self.environment: dict[str, str] = {}
+        self.interrupted: str | None = None
+        self._plan = plan
+        self._options = options
+        self._target = target
+        self._judging = judging
+        self._arms = arms
+        self._read_facts = read_facts
+        self._artifact_dir = artifact_dir
+        self._facts = facts
+        # A model that is loaded again begins to count again.
+        self._counts_last = not isinstance(arms, ModelControlSwitch)
+        self._conditions: list[CellConditions] = []
+        self._increases: dict[str, list[CounterIncrease]] = {}
+        self._unfinished: CellKey | None = None
+        self._confidence = CONFIDENCE
+        self._started_at = datetime.now(tz=UTC).isoformat(timespec="seconds")
+        self._start_ns = time.monotonic_ns()
+
+    async def measure(self, on_record: Callable[[RequestRecord], None]) -> None:
+        """Every cell, until the server is gone."""
+        with RecordWriter(self._artifact_dir / RECORDS_FILE) as writer:
+            for cell in self._plan.cells:
+                self._unfinished = (cell.segment, cell.load)
+                watch = _CellWatch(cell, self._options, self._judging, self._read_facts, self._counts_last)
+
+                def sink(record: RequestRecord, watch: _CellWatch = watch) -> None:
+                    writer.write(record)
+                    watch.add(record)
+                    on_record(record)
+
+                def is_enough(num_pairs: int, watch: _CellWatch = watch) -> bool:
+                    writer.flush()
+                    return watch.is_enough(num_pairs)
+
+                try:
+                    cell_run = await run_cell(self._arms, cell, sink, after_warm_up=watch.begin, on_block_end=is_enough)
+                except ClientError as error:
+                    self.interrupted = f"{cell.segment} at {cell.load}: {error}"
+                    if isinstance(error, ServerLostError):
+                        self._note(cell, error.run, watch, CounterIncrease())
+                    return
+                self._note(cell, cell_run, watch, await watch.increase())
+            self._unfinished = None
+
+    def _note(self, cell: Cell, run: CellRun, watch: "_CellWatch", increase: CounterIncrease) -> None:
+        """Keep what surrounded one cell. What the server is, it said when the last arm, the on arm, was warm."""
+        self._facts = watch.before or self._facts
+        self._confidence = max(self._confidence, watch.confidence)
+        self._increases.setdefault(cell.segment, []).append(increase)
+        if Arm.FLOOR in cell.draft_lens:
+            return  # it is compared by its answers alone
+        lag = run.wake_up_lag_p99_ns
+        self._conditions.append(
+            CellConditions(
+                segment=cell.segment,
+                concurrency=cell.load.concurrency,
+                request_rate=cell.load.request_rate,
+                client_cpu_share=run.client_cpu_share,
+                client_cpu_share_by_arm=run.client_cpu_shares,
+                wake_up_lag_p99_ms=None if lag is None else ns_to_ms(lag),
+                cold_ttft_ms={arm: ns_to_ms(value) for arm, value in run.cold_ttft_ns.items()},
+                stopped_after=run.num_pairs or None if run.is_stopped_early else None,
+                **asdict(increase),
+            )
+        )
+
+    def finish(self) -> BenchResult:
+        """Summarise what is on disk and write it beside."""
+        table = RecordTable.load(self._artifact_dir / RECORDS_FILE)
+        counters = self._server_counters()
+        self.environment.update({f"records {number}": note for number, note in enumerate(table.notes, start=1)})
+        for segment, value in (counters or {}).items():
+            if text := describe_positions(value):
+                self.environment[f"acceptance by position, {segment}"] = text
+        judging = self._judging
+        facts = RunFacts(
+            budget=self._options.budget.name,
+            random_seed=self._options.random_seed,
+            started_at=self._started_at,
+            duration_s=round((time.monotonic_ns() - self._start_ns) / 1e9, 3),
+            environment=self.environment,
+            conditions=tuple(self._conditions),
+            objectives=judging.objectives,
+            percentiles=judging.percentiles,
+            limits=judging.limits,
+            confidence=self._confidence,
+            max_error_rate=judging.max_error_rate,
+            expects_reuse=self._plan.expects_reuse,
+            switch=self._arms.describe(),
+            load_kind=self._plan.load_kind,
+            interrupted=self.interrupted,
+            unfinished=self._unfinished,
+        )
+        summary = summarise_run(table, self._target, self._facts, facts)
+        write_model(self._artifact_dir / RUN_SUMMARY_FILE, summary)
+        write_counters(self._artifact_dir / SERVER_COUNTERS_FILE, counters)
+        return BenchResult(summary, counters)
+
+    def _server_counters(self) -> dict[str, SegmentCounters] | None:
+        """By segment, over all its cells; None where a counter of one of them was not read."""
+        totals = {segment: add_increases(cells) for segment, cells in self._increases.items()}
+        known = {segment: total for segment, total in totals.items() if total is not None}
+        return known if known and len(known) == len(totals) else None
+
+
+class _CellWatch:
+    """Looks at one cell while it is measured: counters before and after, whether more is needed."""
+
+    def __init__(
+        self, cell: Cell, options: BenchOptions, judging: Judging, read_facts: ReadFacts, counts_last: bool
+    ) -> None:
+        self.before: ServerFacts | None = None
+        self.confidence = CONFIDENCE
+        self._counts_last = counts_last
+        self._segment = cell.segment
+        self._read_facts = read_facts
+        self._duration_s = options.duration_s
+        self._num_blocks = 0
+        self._begun_ns = time.monotonic_ns()
+        self._stop: SequentialStop | None = None
+        if options.stops_when_decided and {Arm.OFF, Arm.ON} <= set(cell.draft_lens):
+            limit = judging.limits.get(judging.decide_metric, 1.0)
+            self._stop = SequentialStop(
+                len(cell.requests), metrics=(judging.decide_metric,), seed=options.random_seed, limit=limit
+            )
+            self.confidence = final_confidence()
+
+    async def begin(self) -> None:
+        """The counters as they are when only measured requests are still to come."""
+        self.before = await read_settled_facts(self._read_facts)
+        self._begun_ns = time.monotonic_ns()
+
+    def add(self, record: RequestRecord) -> None:
+        """A measured request."""
+        if self._stop is not None:
+            self._stop.add(record)
+
+    def is_enough(self, num_pairs: int) -> bool:
+        """Whether no further block is to be begun. Time ends a cell when each arm has gone first equally often."""
+        self._num_blocks += 1
+        is_over = self._duration_s is not None and time.monotonic_ns() - self._begun_ns >= self._duration_s * 1e9
+        if is_over and self._num_blocks % 2 == 0:
+            return True
+        return self._stop is not None and self._stop.is_decided(num_pairs)
+
+    async def increase(self) -> CounterIncrease:
+        """What the server counted since `begin`."""
+        after = await read_settled_facts(self._read_facts) if self._counts_last else None
+        if self.before is None or after is None:
+            return CounterIncrease()
+        return counter_increase(self.before, after, self._segment)
 
 
 def client_environment(command: str, prompt_format: str) -> dict[str, str]:
@@ -189,80 +281,10 @@ def client_environment(command: str, prompt_format: str) -> dict[str, str]:
     return {
         "command": command,
         "prompt format": prompt_format,
-        "client": f"specdeploy {__version__}, tritonclient {version('tritonclient')}",
+        "client": f"specdeploy {__version__}",
         "client python": platform.python_version(),
         "client machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
     }
-
-
-def write_counters(path: Path, counters: Mapping[str, SegmentCounters] | None) -> None:
-    """Counters as JSON, by segment; `null` when they were not read."""
-    content = None if counters is None else {segment: asdict(value) for segment, value in counters.items()}
-    write_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def load_counters(path: Path) -> dict[str, SegmentCounters] | None:
-    """Counters that `write_counters` wrote. Raises `ClientError` for anything else."""
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-        if content is None:
-            return None
-        return {
-            segment: SegmentCounters(**{**value, "accepted_per_pos": tuple(value["accepted_per_pos"])})
-            for segment, value in content.items()
-        }
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ClientError(f"{path}: not a file of server counters ({error}). Measure again") from error
-
-
-def _chosen_segments(config: DeploymentConfig, options: BenchOptions) -> tuple[SegmentConfig, ...]:
-    known = {segment.name: segment for segment in config.traffic.segments}
-    if unknown := [name for name in options.segments if name not in known]:
-        raise RequestError(
-            "--segments", f"{config.name} has no segment {', '.join(unknown)}", f"It has {', '.join(known)}"
-        )
-    if options.segments:
-        return tuple(known[name] for name in dict.fromkeys(options.segments))
-    return config.traffic.segments[: options.budget.num_segments]
-
-
-def _cell(
-    concurrency: int,
-    draft_lens: dict[Arm, int],
-    segment: SegmentConfig,
-    prompts: Sequence[Prompt],
-    num_requests: int,
-    options: BenchOptions,
-    render: RenderPrompt,
-) -> Cell:
-    def request(index: int) -> CellRequest:
-        prompt = prompt_at(prompts, options.random_seed, segment.name, index)
-        max_tokens = options.max_tokens or prompt.max_tokens or segment.max_tokens
-        if options.max_tokens is None and options.budget.max_tokens is not None:
-            max_tokens = min(max_tokens, options.budget.max_tokens)
-        return CellRequest(index, prompt.prompt_id, render(prompt.text), max_tokens)
-
-    num_warmup = concurrency if options.warmup_request_count is None else options.warmup_request_count
-    return Cell(
-        segment=segment.name,
-        concurrency=concurrency,
-        draft_lens=draft_lens,
-        requests=tuple(map(request, range(num_requests))),
-        warmup=tuple(map(request, range(num_requests, num_requests + num_warmup))),
-    )
-
-
-async def _run_cells(
-    transport: Transport, cells: Sequence[Cell], sink: Callable[[RequestRecord], None], records_path: Path
-) -> None:
-    for cell in cells:
-        try:
-            await run_cell(transport, cell, sink)
-        except ClientError as error:
-            raise ClientError(
-                f"the run ended at {cell.segment}, concurrency {cell.concurrency}: {error}. "
-                f"What was measured before is in {records_path}"
-            ) from error
 
 
 async def _facts_or_notice(read_facts: ReadFacts) -> tuple[ServerFacts, dict[str, str]]:
@@ -273,39 +295,9 @@ async def _facts_or_notice(read_facts: ReadFacts) -> tuple[ServerFacts, dict[str
         return ServerFacts(), {"server facts": f"not read: {error}"}
 
 
-async def _settled_facts(read_facts: ReadFacts) -> ServerFacts:
-    """Read until two reads agree: counters may trail the last message a little."""
-    facts = await read_facts()
-    for _ in range(_MAX_SETTLE_READS):
-        await asyncio.sleep(_SETTLE_INTERVAL_S)
-        again = await read_facts()
-        if again.counters == facts.counters:
-            return again
-        facts = again
-    return facts
-
-
-def _require_same_deployment(config: DeploymentConfig, facts: ServerFacts) -> None:
-    if facts.deployment is not None and facts.deployment != config.name:
+def _require_same_deployment(name: str, facts: ServerFacts) -> None:
+    if facts.deployment is not None and facts.deployment != name:
         raise ClientError(
-            f"the server serves deployment {facts.deployment}, not {config.name}. Give the address of the right one "
+            f"the server serves deployment {facts.deployment}, not {name}. Give the address of the right one "
             "with --url and --metrics-url, or start it with `make serve`"
         )
-
-
-def _remove_stale_results(artifact_dir: Path) -> None:
-    """Results of an earlier run must not lie beside the records of this one."""
-    for name in (RUN_SUMMARY_FILE, SERVER_COUNTERS_FILE, INTEGRITY_FILE, VERDICT_FILE, REPORT_FILE):
-        (artifact_dir / name).unlink(missing_ok=True)
-
-
-def _lag_note(probe: LoopLagProbe) -> dict[str, str]:
-    if not probe.lags_ns:
-        return {}
-    p50, p99 = (ns_to_ms(float(value)) for value in np.quantile(probe.lags_ns, (0.5, 0.99)))
-    return {"client wake-up lag": f"p50 {p50:.1f} ms, p99 {p99:.1f} ms"}
-
-
-def _position_notes(counters: Mapping[str, SegmentCounters] | None) -> dict[str, str]:
-    notes = {segment: describe_positions(value) for segment, value in (counters or {}).items()}
-    return {f"acceptance by position, {segment}": text for segment, text in notes.items() if text}

@@ -1,4 +1,4 @@
-"""Turns a user's prompt into the text an instruction-tuned target expects, with the checkpoint's own chat template.
+"""Turns a conversation into the text an instruction-tuned target expects, with the checkpoint's own chat template.
 
 The template runs in jinja2's sandbox with the settings transformers uses (`trim_blocks`, `lstrip_blocks`), so that it
 renders the same text without transformers.
@@ -7,10 +7,11 @@ renders the same text without transformers.
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from specdeploy.errors import ClientError
@@ -41,7 +42,7 @@ def find_chat_template(deployment: str, engines_root: Path) -> ChatTemplate | No
 
     `engines/<deployment>.json` names the current build and its checkpoint folder, relative to the engines root.
     """
-    folder = _target_folder(engines_root / f"{deployment}.json", engines_root)
+    folder = find_target_folder(deployment, engines_root)
     if folder is None:
         return None
     if (folder / "chat_template.jinja").is_file():
@@ -55,18 +56,17 @@ def find_chat_template(deployment: str, engines_root: Path) -> ChatTemplate | No
 
 def render_user_prompt(template: ChatTemplate, prompt: str) -> str:
     """One user message, rendered up to where the assistant's answer begins."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=False,  # the text goes to a tokenizer, not to a browser
-        extensions=["jinja2.ext.loopcontrols"],
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now(tz=UTC).strftime(pattern)
+    return render_turns(template, (prompt,))
+
+
+def render_turns(template: ChatTemplate, turns: tuple[str, ...]) -> str:
+    """`turns` (user, assistant, user, ...; the last one a user's), rendered up to where the next answer begins."""
+    messages = [
+        {"role": "user" if number % 2 == 0 else "assistant", "content": turn} for number, turn in enumerate(turns)
+    ]
     try:
-        return environment.from_string(template.source).render(
-            messages=[{"role": "user", "content": prompt}],
+        return _compile(template.source).render(
+            messages=messages,
             add_generation_prompt=True,
             bos_token=template.bos_token,
             eos_token=template.eos_token,
@@ -77,9 +77,24 @@ def render_user_prompt(template: ChatTemplate, prompt: str) -> str:
         ) from error
 
 
-def _target_folder(pointer: Path, engines_root: Path) -> Path | None:
-    folder = _load_json(pointer).get("target_folder")
+def find_target_folder(deployment: str, engines_root: Path) -> Path | None:
+    """The checkpoint folder of the current build of `deployment`, or None when it has no build."""
+    folder = _load_json(engines_root / f"{deployment}.json").get("target_folder")
     return engines_root / folder if isinstance(folder, str) else None
+
+
+@lru_cache(maxsize=8)  # compiling takes longer than rendering
+def _compile(source: str) -> Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,  # the text goes to a tokenizer, not to a browser
+        extensions=["jinja2.ext.loopcontrols"],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now(tz=UTC).strftime(pattern)
+    return environment.from_string(source)
 
 
 def _special_tokens(tokenizer_config: Path) -> dict[str, str]:

@@ -1,25 +1,122 @@
-"""From records to numbers: what one arm of a cell did, and how the two arms compare.
+"""How the two arms of a cell compare: requests meet as pairs, and the ratio of a percentile gets an interval.
 
-A comparison that would mislead voids itself and says why, instead of printing a ratio.
+A pair is one request in both arms, found by (block, index): the same prompt, sent at the same time of its block. What a
+run measured twice is compared with itself, so what differs between prompts or drifts between blocks cancels out. A
+comparison that would mislead voids itself and says why, instead of printing a ratio.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from specdeploy.run_contract import Arm, CellSummary, Comparison, Load, MetricName, RequestRecord, VoidCode, VoidReason
-from specdeploy_client.metrics import (
-    METRICS,
-    acceptance,
-    num_tokens,
-    output_throughput,
-    percentiles_ms,
-    tokens_per_message,
-)
-from specdeploy_client.stats import CONFIDENCE, MIN_PAIRS, ratio_of_medians
+from specdeploy.run_contract import Arm, Comparison, MetricName, Percentile, RequestRecord, VoidReason
+from specdeploy_client.metrics import is_answered, samples_needed
+from specdeploy_client.pairing import PairedValues, metric_column, pair_rows, paired_values
+from specdeploy_client.record_table import ArmColumns, CellKey
+from specdeploy_client.stats import CONFIDENCE, MIN_PAIRS, median_of_ratios, pairs_needed, ratio_of_percentiles
+from specdeploy_client.voids import VoidFacts, few_pairs, void_reasons
 
-MAX_LENGTH_DIFFERENCE = 0.02  # of the tokens of the off arm
-CellKey = tuple[str, Load]
+__all__ = [
+    "CellKey",
+    "Pair",
+    "PairedValues",
+    "compare_arms",
+    "compare_cell",
+    "compare_pairs",
+    "group_cells",
+    "has_drafted",
+    "metric_column",
+    "pair_by_prompt",
+    "pair_rows",
+    "paired_values",
+]
+
 Pair = tuple[RequestRecord, RequestRecord]
+
+
+def compare_arms(
+    key: CellKey,
+    off: ArmColumns,
+    on: ArmColumns,
+    metric: MetricName,
+    percentile: Percentile = Percentile.P50,
+    *,
+    seed: int,
+    confidence: float = CONFIDENCE,
+    limit: float = 1.0,
+    reasons: Sequence[VoidReason] = (),
+) -> Comparison:
+    """on/off ratio of `percentile` of `metric` for one cell, or the reasons why there is none.
+
+    `reasons` are those of the whole cell (`voids.void_reasons`); too few pairs for this very percentile comes on top.
+    `limit` is the ratio that the interval must lie on one side of: pairs still needed are counted for it.
+    """
+    pairs = paired_values(off, on, metric)
+    return compare_pairs(key, pairs, metric, percentile, seed=seed, confidence=confidence, limit=limit, reasons=reasons)
+
+
+def compare_pairs(
+    key: CellKey,
+    pairs: PairedValues,
+    metric: MetricName,
+    percentile: Percentile,
+    *,
+    seed: int,
+    confidence: float = CONFIDENCE,
+    limit: float = 1.0,
+    reasons: Sequence[VoidReason] = (),
+) -> Comparison:
+    """`compare_arms` for pairs that were made before."""
+    needed = MIN_PAIRS if percentile is Percentile.P50 else samples_needed(percentile)
+    all_reasons = tuple(dict.fromkeys((*reasons, *few_pairs(len(pairs), needed, metric, percentile))))
+    interval = None
+    if not all_reasons:
+        interval = ratio_of_percentiles(pairs.off, pairs.on, percentile.quantile, confidence, seed, blocks=pairs.block)
+    return Comparison(
+        segment=key[0],
+        concurrency=key[1].concurrency,
+        request_rate=key[1].request_rate,
+        metric=metric,
+        percentile=percentile,
+        ratio=interval.ratio if interval else None,
+        ci_low=interval.low if interval else None,
+        ci_high=interval.high if interval else None,
+        confidence=confidence,
+        num_pairs=len(pairs),
+        median_request_ratio=median_of_ratios(pairs.off, pairs.on) if interval else None,
+        num_pairs_needed=pairs_needed(interval, limit) if interval else None,
+        void_reasons=all_reasons,
+    )
+
+
+def compare_cell(
+    key: CellKey,
+    off: ArmColumns,
+    on: ArmColumns,
+    *,
+    facts: VoidFacts,
+    seed: int,
+    confidence: float = CONFIDENCE,
+    limits: Mapping[MetricName, float] | None = None,
+    percentiles: Sequence[Percentile] = tuple(Percentile),
+) -> tuple[Comparison, ...]:
+    """Every metric at the median and at each of `percentiles` that the pairs of the cell support.
+
+    `limits`: what the gate asks of a metric, 1 where it asks nothing.
+    """
+    reasons = void_reasons(off, on, facts)
+    comparisons: list[Comparison] = []
+    for metric in MetricName:
+        pairs = paired_values(off, on, metric)
+        limit = (limits or {}).get(metric, 1.0)
+        for percentile in Percentile:
+            is_wanted = percentile in percentiles and len(pairs) >= samples_needed(percentile)
+            if percentile is Percentile.P50 or is_wanted:
+                comparisons.append(
+                    compare_pairs(
+                        key, pairs, metric, percentile, seed=seed, confidence=confidence, limit=limit, reasons=reasons
+                    )
+                )
+    return tuple(comparisons)
 
 
 def group_cells(records: Iterable[RequestRecord]) -> dict[CellKey, dict[Arm, list[RequestRecord]]]:
@@ -34,7 +131,7 @@ def pair_by_prompt(left: Iterable[RequestRecord], right: Iterable[RequestRecord]
     """Records of the same prompt from both sides; the i-th repeat of a prompt on one side meets the i-th on the other.
 
     With `same_block` (two arms of one cell) only requests of the same block are paired: they ran at the same time.
-    Failed requests are left out.
+    Requests without an answer are left out.
     """
 
     def by_key(records: Iterable[RequestRecord]) -> dict[tuple[object, ...], RequestRecord]:
@@ -48,83 +145,7 @@ def pair_by_prompt(left: Iterable[RequestRecord], right: Iterable[RequestRecord]
 
     left_records, right_records = by_key(left), by_key(right)
     pairs = ((left_records[key], right_records[key]) for key in left_records if key in right_records)
-    return [(a, b) for a, b in pairs if a.error is None and b.error is None]
-
-
-def summarise_arm(segment: str, load: Load, arm: Arm, records: Sequence[RequestRecord]) -> CellSummary:
-    """Latency percentiles, throughput and acceptance of one arm of one cell; failed requests count as errors only."""
-    finished = [record for record in records if record.error is None]
-
-    def samples(metric: MetricName) -> list[float]:
-        return [value for record in finished if (value := METRICS[metric](record)) is not None]
-
-    return CellSummary(
-        segment=segment,
-        concurrency=load.concurrency,
-        request_rate=load.request_rate,
-        arm=arm,
-        num_requests=len(records),
-        num_errors=len(records) - len(finished),
-        ttft_ms=percentiles_ms(samples(MetricName.TTFT)),
-        tpot_ms=percentiles_ms(samples(MetricName.TPOT)),
-        e2e_ms=percentiles_ms(samples(MetricName.E2E)),
-        tokens_per_message=tokens_per_message(finished),
-        output_throughput=output_throughput(finished),
-        acceptance=acceptance(finished) if arm is Arm.ON else None,
-    )
-
-
-def compare_arms(
-    key: CellKey, off: Sequence[RequestRecord], on: Sequence[RequestRecord], metric: MetricName, seed: int
-) -> Comparison:
-    """on/off ratio of medians of `metric` for one cell, or the reasons why there is none."""
-    pairs = pair_by_prompt(off, on, same_block=True)
-    values = [
-        (off_value, on_value)
-        for off_record, on_record in pairs
-        if (off_value := METRICS[metric](off_record)) is not None
-        and (on_value := METRICS[metric](on_record)) is not None
-        and off_value > 0
-    ]
-    reasons = void_reasons(off, on, len(values))
-    interval = None
-    if not reasons:
-        interval = ratio_of_medians([value for _, value in values], [value for value, _ in values], seed)
-    return Comparison(
-        segment=key[0],
-        concurrency=key[1].concurrency,
-        request_rate=key[1].request_rate,
-        metric=metric,
-        ratio=interval.ratio if interval else None,
-        ci_low=interval.low if interval else None,
-        ci_high=interval.high if interval else None,
-        confidence=CONFIDENCE,
-        num_pairs=len(values),
-        void_reasons=tuple(reasons),
-    )
-
-
-def void_reasons(off: Sequence[RequestRecord], on: Sequence[RequestRecord], num_pairs: int) -> list[VoidReason]:
-    """Why the two arms of a cell must not be compared; empty when they may."""
-    reasons: list[VoidReason] = []
-
-    def add(code: VoidCode, detail: str) -> None:
-        reasons.append(VoidReason(code=code, detail=detail))
-
-    if num_errors := sum(record.error is not None for record in (*off, *on)):
-        add(VoidCode.ERRORS, f"{num_errors} of {len(off) + len(on)}")
-    if num_pairs < MIN_PAIRS:
-        add(VoidCode.TOO_FEW_PAIRS, f"{num_pairs}, at least {MIN_PAIRS} are needed")
-    finished_on = [record for record in on if record.error is None]
-    finished_off = [record for record in off if record.error is None]
-    if finished_on and not has_drafted(finished_on):
-        add(VoidCode.NOTHING_DRAFTED, "in the on arm")
-    if any(record.num_draft_tokens for record in finished_off):
-        add(VoidCode.OFF_ARM_DRAFTED, "it must be plain decoding")
-    off_tokens, on_tokens = sum(map(num_tokens, finished_off)), sum(map(num_tokens, finished_on))
-    if not num_errors and off_tokens and abs(on_tokens - off_tokens) / off_tokens > MAX_LENGTH_DIFFERENCE:
-        add(VoidCode.LENGTHS_DIFFER, f"by more than 2 %: {off_tokens} tokens off, {on_tokens} on")
-    return reasons
+    return [(a, b) for a, b in pairs if is_answered(a) and is_answered(b)]
 
 
 def has_drafted(records: Sequence[RequestRecord]) -> bool:

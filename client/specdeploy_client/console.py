@@ -5,6 +5,15 @@ from collections.abc import Sequence
 from rich import box
 from rich.console import Group, RenderableType
 from rich.panel import Panel
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -22,9 +31,10 @@ from specdeploy.run_contract import (
     Verdict,
 )
 from specdeploy.units import ns_to_ms
-from specdeploy_client.gate import describe_queue, find_cell, find_comparison
+from specdeploy_client.headline import crossover_lines, headline
 from specdeploy_client.methods import MethodRow, Outcome
 from specdeploy_client.metrics import e2e_ns, mean_acceptance_length, num_tokens, tpot_ns, ttft_ns
+from specdeploy_client.run_lookup import describe_queue, find_cell, find_comparison
 
 STYLES = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow"}
 OUTCOME_STYLES: dict[Outcome, str] = {"pays": "green", "does not pay": "red", "not decided": "yellow"}
@@ -33,15 +43,20 @@ UNSUPPORTED = "-"
 
 
 def run_table(summary: RunSummary) -> Table:
-    """One row per (segment, concurrency); off above on; p50/p90/p99 in ms, a dash where the sample is too small."""
+    """One row per cell; off above on; p50/p90/p99 in ms, a dash where the sample is too small."""
+    loads = {cell.load for cell in summary.cells}
+    is_open = any(load.request_rate is not None for load in loads)
     table = Table(
-        title=f"{summary.deployment}: p50/p90/p99 in ms at c concurrent requests",
+        title=f"{summary.deployment}: p50/p90/p99 in ms at {'r requests/s' if is_open else 'c concurrent requests'}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         show_lines=False,
     )
-    for name in ("segment", "c", "arm", "TTFT", "TPOT", "e2e", "e2e on/off", "accepted"):
+    names = ["segment", "r" if is_open else "c", "arm", "TTFT", "TPOT", "e2e", "tok/s", "e2e on/off", "accepted"]
+    if summary.objectives:
+        names.insert(-2, "goodput")
+    for name in names:
         table.add_column(name, justify="left" if name in ("segment", "arm") else "right", overflow="fold")
     for segment, load in dict.fromkeys((cell.segment, cell.load) for cell in summary.cells):
         found = {arm: find_cell(summary, segment, load, arm) for arm in Arm}
@@ -54,6 +69,8 @@ def run_table(summary: RunSummary) -> Table:
             "\n".join(_percentiles(cell.ttft_ms) for cell in cells),
             "\n".join(_percentiles(cell.tpot_ms) for cell in cells),
             "\n".join(_percentiles(cell.e2e_ms) for cell in cells),
+            "\n".join(_rate(cell.output_throughput, 1) for cell in cells),
+            *(["\n".join(_rate(cell.goodput, 2) for cell in cells)] if summary.objectives else []),
             _ratio(summary, segment, load),
             _acceptance(on) if on is not None else "",
         )
@@ -69,6 +86,44 @@ def void_notes(summary: RunSummary) -> list[str]:
         for c in summary.comparisons
         if c.metric is MetricName.E2E and c.void_reasons
     ] + [describe_queue(summary, level) for level in queued]
+
+
+def run_notes(summary: RunSummary) -> list[str]:
+    """What must not be overlooked beside the table: how the run ended, crossovers, voids, counters that disagree."""
+    ended = [] if summary.interrupted is None else [f"the run ended early: {summary.interrupted}"]
+    disagreeing = [
+        f"{c.segment} at {c.load}: the server's counters and the answers disagree: {c.counter_mismatch}"
+        for c in summary.conditions
+        if c.counter_mismatch
+    ]
+    stopped = [
+        f"{c.segment} at {c.load}: decided after {c.stopped_after} pairs, stopped early"
+        for c in summary.conditions
+        if c.stopped_after
+    ]
+    return [*ended, *crossover_lines(summary), *void_notes(summary), *disagreeing, *stopped]
+
+
+def verdict_line(summary: RunSummary, verdict: Verdict) -> Text:
+    """The verdict in one line, the last of a command."""
+    passed = sum(finding.status is Status.PASS for finding in verdict.findings)
+    return Text.assemble(
+        (f"{verdict.status}", f"bold {STYLES[verdict.status]}"),
+        f": {headline(summary, verdict)} ({passed} of {len(verdict.findings)} findings passed)",
+    )
+
+
+def progress_columns() -> tuple[ProgressColumn, ...]:
+    """The bar while measuring: where it is, how much is done, how long it took and will take."""
+    return (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left", style="dim"),
+        TimeRemainingColumn(),
+    )
 
 
 def methods_table(rows: Sequence[MethodRow]) -> Table:
@@ -125,7 +180,7 @@ def truth_line(record: RequestRecord) -> str:
     if steps is not None and drafted is not None and accepted is not None:
         length = mean_acceptance_length(steps, drafted, accepted)
     parts = (
-        f"tokens {num_tokens(record)}",
+        f"tokens {_count(num_tokens(record))}",
         f"steps {_count(steps)}",
         f"drafted {_count(drafted)}",
         f"accepted {_count(accepted)}",
@@ -156,6 +211,8 @@ def _ratio(summary: RunSummary, segment: str, load: Load) -> str:
         return ""
     if comparison.void_reasons:
         return "void"
+    if comparison.ratio is None or comparison.ci_low is None or comparison.ci_high is None:
+        return UNSUPPORTED
     return f"{comparison.ratio:.2f}\n{comparison.ci_low:.2f}-{comparison.ci_high:.2f}"
 
 
@@ -172,6 +229,10 @@ def _acceptance(cell: CellSummary) -> str:
     if rate is None or length is None:
         return "nothing drafted"
     return f"{rate:.0%}\n{length:.2f}/step"
+
+
+def _rate(value: float | None, digits: int) -> str:
+    return UNSUPPORTED if value is None else f"{value:,.{digits}f}"
 
 
 def _count(value: int | None) -> str:

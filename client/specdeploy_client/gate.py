@@ -1,191 +1,192 @@
 """The gate: RunSummary + IntegrityReport + GateConfig -> Verdict. Pure: no clock, no file, no server.
 
-"Switch it off" is an ordinary answer, given with the numbers that say why.
+"Switch it off" is an ordinary answer, given with the numbers that say why. A run that ended early, a void cell and a
+level at which requests queue are inconclusive: they never pass, and of themselves they never fail.
 """
 
+from collections.abc import Iterable
+from typing import Literal
+
 from specdeploy.run_contract import (
-    Arm,
-    CellSummary,
-    Comparison,
     GateConfig,
     GateFinding,
     IntegrityReport,
     Load,
     MetricName,
     Percentile,
-    Percentiles,
-    PlannedDraftLen,
     RunSummary,
     SegmentDecision,
-    Slo,
+    SegmentGate,
     Status,
     Verdict,
 )
+from specdeploy_client.gate_findings import (
+    judge_crossover,
+    judge_errors,
+    judge_integrity,
+    judge_one_arm,
+    judge_plan,
+    judge_regressions,
+    judge_slo,
+)
+from specdeploy_client.gate_names import CHECK_NAMES, check_gate_names
 from specdeploy_client.integrity import worst
-from specdeploy_client.metrics import samples_needed
+from specdeploy_client.run_lookup import (
+    decision_loads,
+    describe_pairs_needed,
+    describe_queue,
+    describe_ratio,
+    describe_voids,
+    find_comparison,
+    measured_segments,
+)
+
+Action = Literal["speculate", "switch off", "measure more"]
+_TOO_LITTLE: dict[Action, str] = {
+    "speculate": "faster, but by less than the gate asks",
+    "measure more": "not faster by what the gate asks",
+}
 
 
 def judge(summary: RunSummary, integrity: IntegrityReport | None, gate: GateConfig) -> Verdict:
-    """The verdict; its status is the worst of its findings."""
-    decisions = tuple(decide_segment(summary, planned.segment, gate) for planned in summary.planned)
-    findings = [_judge_errors(summary, gate)]
-    if gate.require_integrity:
-        findings.append(_judge_integrity(summary, integrity))
-    is_queued = summary.is_queued(summary.expected_concurrency)
-    findings += [
-        _judge_plan(planned, decision, is_queued=is_queued)
-        for planned, decision in zip(summary.planned, decisions, strict=True)
-    ]
-    if gate.require_slos:
-        findings += [_judge_slo(summary, slo) for slo in summary.slos]
+    """The verdict; its status is the worst of its findings.
+
+    Raises `ConfigError` when the gate names a segment or an integrity check that does not exist.
+    """
+    segments = tuple(dict.fromkeys((*(planned.segment for planned in summary.planned), *measured_segments(summary))))
+    reported = () if integrity is None else tuple(check.name for check in integrity.checks)
+    check_gate_names(gate, segments, tuple(dict.fromkeys((*CHECK_NAMES, *reported))))
+    decisions: list[SegmentDecision] = []
+    measured = [judge_errors(summary, gate)]
+    for segment in segments:
+        decided, findings = _judge_segment(summary, segment, gate)
+        decisions += decided
+        measured += findings
+    measured += _judge_slos(summary, gate)
+    if summary.interrupted is not None:
+        measured = [_interrupted(summary.interrupted), *map(_soften, measured)]
+        decisions = list(map(_reopen, decisions))
+    findings = [*measured, *judge_integrity(summary, integrity, gate)]
     return Verdict(
         deployment=summary.deployment,
         status=worst([finding.status for finding in findings]),
         findings=tuple(findings),
-        decisions=decisions,
+        decisions=tuple(decisions),
     )
 
 
-def decide_segment(summary: RunSummary, segment: str, gate: GateConfig) -> SegmentDecision:
-    """What the on/off interval of the gate's metric says at the expected concurrency."""
-    concurrency = summary.expected_concurrency
-    comparison = find_comparison(summary, segment, Load(concurrency), gate.decide_metric)
-    action, detail = "measure more", f"not measured at concurrency {concurrency}"
-    if summary.is_queued(concurrency):
-        detail = describe_queue(summary, concurrency)
+def _judge_segment(
+    summary: RunSummary, segment: str, gate: GateConfig
+) -> tuple[list[SegmentDecision], list[GateFinding]]:
+    """The decisions of one segment, one per load of decision, and all that follows from them.
+
+    A segment without a plan (a foreign endpoint) is judged as one that speculates; where only one arm was measured
+    there is nothing to decide.
+    """
+    planned = next((plan for plan in summary.planned if plan.segment == segment), None)
+    if planned is None and not any(comparison.segment == segment for comparison in summary.comparisons):
+        return [], [judge_one_arm(summary, segment)]
+    decisions: list[SegmentDecision] = []
+    findings: list[GateFinding] = []
+    for load in decision_loads(summary, segment):
+        decision, status = _decide(summary, segment, gate, load)
+        decisions.append(decision)
+        found = [judge_plan(summary, planned, decision, status)]
+        if planned is None or planned.draft_len > 0:
+            found += judge_regressions(summary, segment, load, _max_regression(gate, segment))
+        findings += _named_by_load(summary, segment, load, found)
+    crossover = judge_crossover(summary, segment, planned, decisions[0], gate.decide_metric)
+    return decisions, findings if crossover is None else [*findings, crossover]
+
+
+def _decide(summary: RunSummary, segment: str, gate: GateConfig, load: Load) -> tuple[SegmentDecision, Status]:
+    """What the on/off interval of the gate's metric says of speculation at `load`, and whether the gate's limit holds.
+
+    The two differ where speculation gains less than the gate asks: that fails, and is no reason to switch it off.
+    """
+    max_ratio = _max_ratio(gate, segment)
+    comparison = find_comparison(summary, segment, load, gate.decide_metric)
+    action: Action = "measure more"
+    status, detail = Status.INCONCLUSIVE, f"not measured at {load}"
+    if load.concurrency is not None and summary.is_queued(load.concurrency):
+        detail = describe_queue(summary, load.concurrency)
     elif comparison is not None and comparison.void_reasons:
-        detail = "the measurement is void: " + "; ".join(map(str, comparison.void_reasons))
-    elif comparison is not None and comparison.ci_low is not None and comparison.ci_high is not None:
-        detail = describe_ratio(comparison, gate.max_ratio)
-        if comparison.ci_high < gate.max_ratio:
-            action = "speculate"
-        elif comparison.ci_low > gate.max_ratio:
-            action = "switch off"
-    return SegmentDecision.model_validate(
-        {"segment": segment, "concurrency": concurrency, "action": action, "detail": detail}
+        detail = describe_voids(comparison.void_reasons)
+    elif comparison is not None:
+        detail = describe_ratio(comparison, max_ratio)
+        if comparison.ci_low is not None and comparison.ci_high is not None:
+            action, status = _read_interval(comparison.ci_low, comparison.ci_high, max_ratio)
+            if status is Status.INCONCLUSIVE:
+                detail += describe_pairs_needed(comparison, max_ratio)
+            elif status is Status.FAIL and action != "switch off":
+                detail = f"{_TOO_LITTLE[action]}: {detail}"
+    decision = SegmentDecision(
+        segment=segment, concurrency=load.concurrency, request_rate=load.request_rate, action=action, detail=detail
     )
+    return decision, status
 
 
-def describe_queue(summary: RunSummary, concurrency: int) -> str:
-    """Why a level says nothing of speculation: requests may wait for others, and both arms then measure that queue."""
-    limit = summary.concurrency_limit or "it does not say why"
-    return (
-        f"{concurrency} requests may queue: the server decodes {summary.effective_concurrency} of full length at once "
-        f"({limit}). Raise that limit or lower traffic.expected_concurrency"
-    )
+def _read_interval(low: float, high: float, max_ratio: float) -> tuple[Action, Status]:
+    if high < max_ratio:
+        return "speculate", Status.PASS
+    if low <= max_ratio:
+        return "measure more", Status.INCONCLUSIVE
+    if low > 1.0:
+        return "switch off", Status.FAIL
+    return "speculate" if high < 1.0 else "measure more", Status.FAIL
 
 
-def find_comparison(
-    summary: RunSummary, segment: str, load: Load, metric: MetricName, percentile: Percentile = Percentile.P50
-) -> Comparison | None:
-    """The comparison of one metric in one cell, or None when that cell was not measured."""
-    return next(
-        (
-            c
-            for c in summary.comparisons
-            if (c.segment, c.load, c.metric, c.percentile) == (segment, load, metric, percentile)
-        ),
-        None,
-    )
+def _judge_slos(summary: RunSummary, gate: GateConfig) -> list[GateFinding]:
+    """The gate's objectives and, if it requires them, the deployment's; each once, at every load of decision."""
+    deployment_slos = summary.slos if gate.require_slos else ()
+    return [
+        finding
+        for slo in dict.fromkeys((*deployment_slos, *gate.slos))
+        for load in decision_loads(summary, slo.segment)
+        for finding in _named_by_load(summary, slo.segment, load, [judge_slo(summary, slo, load)])
+    ]
 
 
-def find_cell(summary: RunSummary, segment: str, load: Load, arm: Arm) -> CellSummary | None:
-    """One arm of one cell, or None when it was not measured."""
-    return next((c for c in summary.cells if (c.segment, c.load, c.arm) == (segment, load, arm)), None)
+def _named_by_load(summary: RunSummary, segment: str, load: Load, findings: Iterable[GateFinding]) -> list[GateFinding]:
+    """`findings` with the load in their subjects where a segment is judged at several: none must stand for another."""
+    if len(decision_loads(summary, segment)) == 1:
+        return list(findings)
+    return [finding.model_copy(update={"subject": f"{finding.subject} at {load}"}) for finding in findings]
 
 
-def describe_ratio(comparison: Comparison, max_ratio: float = 1.0) -> str:
-    """`e2e on/off 0.62 [0.58, 0.67]` and, unless it is 1, the limit it is held against."""
-    if comparison.ratio is None or comparison.ci_low is None or comparison.ci_high is None:
-        return f"{comparison.metric} on/off not measured"
-    limit = "" if max_ratio == 1.0 else f", limit {max_ratio:g}"
-    return (
-        f"{comparison.metric} on/off {comparison.ratio:.2f} "
-        f"[{comparison.ci_low:.2f}, {comparison.ci_high:.2f}] over {comparison.num_pairs} pairs{limit}"
-    )
+def _interrupted(reason: str) -> GateFinding:
+    detail = f"the run ended early: {reason}. What was measured until then is kept; measure again"
+    return GateFinding(subject="run", status=Status.INCONCLUSIVE, detail=detail)
 
 
-def _judge_errors(summary: RunSummary, gate: GateConfig) -> GateFinding:
-    num_errors = sum(cell.num_errors for cell in summary.cells)
-    num_requests = sum(cell.num_requests for cell in summary.cells)
-    if not num_requests:
-        return GateFinding(subject="errors", status=Status.INCONCLUSIVE, detail="no request was measured")
-    rate = num_errors / num_requests
-    return GateFinding(
-        subject="errors",
-        status=Status.FAIL if rate > gate.max_error_rate else Status.PASS,
-        detail=f"{num_errors} of {num_requests} requests failed, {gate.max_error_rate:.1%} allowed",
-    )
+def _soften(finding: GateFinding) -> GateFinding:
+    """A run that ended early proves no failure: what failed may be what ended it."""
+    if finding.status is not Status.FAIL:
+        return finding
+    detail = f"{finding.detail}; would fail, but the run ended early"
+    return finding.model_copy(update={"status": Status.INCONCLUSIVE, "detail": detail})
 
 
-def _judge_integrity(summary: RunSummary, integrity: IntegrityReport | None) -> GateFinding:
-    subject = "integrity"
-    remedy = "run `specdeploy-client verify`"
-    if integrity is None:
-        return GateFinding(subject=subject, status=Status.INCONCLUSIVE, detail=f"no integrity report: {remedy}")
-    # Deployments that differ only in dtype or method share a build: its id alone does not say what was checked.
-    checked = (integrity.deployment, integrity.build_id, integrity.dtype)
-    measured = (summary.deployment, summary.build_id, summary.dtype)
-    if integrity.build_id is None or checked != measured:
-        said = ", ".join(map(str, checked))
-        detail = f"the report is of {said}, measured was {', '.join(map(str, measured))}: {remedy}"
-        return GateFinding(subject=subject, status=Status.INCONCLUSIVE, detail=detail)
-    bad = [f"{check.name}: {check.detail}" for check in integrity.checks if check.status is not Status.PASS]
-    return GateFinding(
-        subject=subject,
-        status=integrity.status,
-        detail="; ".join(bad) if bad else f"all {len(integrity.checks)} checks passed",
-    )
+def _reopen(decision: SegmentDecision) -> SegmentDecision:
+    """Nor does it decide anything."""
+    detail = f"the run ended early; until then: {decision.detail}"
+    return decision.model_copy(update={"action": "measure more", "detail": detail})
 
 
-def _judge_plan(planned: PlannedDraftLen, decision: SegmentDecision, *, is_queued: bool) -> GateFinding:
-    """Whether what the plan does for a segment is what the measurement says. A level that queues says nothing."""
-    subject = f"plan for {planned.segment}"
-    at = f"at concurrency {decision.concurrency}"
-    if planned.draft_len == 0:
-        note = "; speculation would be faster here" if decision.action == "speculate" else ""
-        detail = f"planned off {at} ({planned.off_reason or 'no reason given'}); {decision.detail}{note}"
-        status = Status.INCONCLUSIVE if is_queued else Status.PASS
-        return GateFinding(subject=subject, status=status, detail=detail)
-    status, says = {
-        "speculate": (Status.PASS, "measured faster"),
-        "switch off": (Status.FAIL, "measured slower, switch it off"),
-        "measure more": (Status.INCONCLUSIVE, "undecided, measure more"),
-    }[decision.action]
-    detail = f"planned K = {planned.draft_len} {at}, {says}: {decision.detail}"
-    return GateFinding(subject=subject, status=status, detail=detail)
+def _segment_gate(gate: GateConfig, segment: str) -> SegmentGate | None:
+    return next((own for own in gate.segments if own.name == segment), None)
 
 
-def _judge_slo(summary: RunSummary, slo: Slo) -> GateFinding:
-    """One objective, in the arm the plan uses at the expected concurrency."""
-    subject = f"SLO {slo.segment} {slo.metric} {slo.percentile} <= {slo.max_ms:g} ms"
-    concurrency = summary.expected_concurrency
-    is_on = any(p.segment == slo.segment and p.draft_len > 0 for p in summary.planned)
-    arm = Arm.ON if is_on else Arm.OFF
-    cell = find_cell(summary, slo.segment, Load(concurrency), arm)
-    if cell is None:
-        measured = ", ".join(map(str, _measured_levels(summary, slo.segment))) or "none"
-        detail = f"not measured at the expected concurrency {concurrency} (measured: {measured})"
-        return GateFinding(subject=subject, status=Status.INCONCLUSIVE, detail=detail)
-    if summary.is_queued(concurrency):
-        return GateFinding(subject=subject, status=Status.INCONCLUSIVE, detail=describe_queue(summary, concurrency))
-    percentiles = metric_percentiles(cell, slo.metric)
-    value = percentiles.value(slo.percentile)
-    if value is None:
-        needed = samples_needed(slo.percentile)
-        detail = f"{percentiles.num_samples} samples do not support {slo.percentile}; {needed} are needed"
-        return GateFinding(subject=subject, status=Status.INCONCLUSIVE, detail=detail)
-    return GateFinding(
-        subject=subject,
-        status=Status.PASS if value <= slo.max_ms else Status.FAIL,
-        detail=f"{value:.1f} ms at concurrency {concurrency}, speculation {arm}",
-    )
+def _max_ratio(gate: GateConfig, segment: str) -> float:
+    own = _segment_gate(gate, segment)
+    return gate.max_ratio if own is None or own.max_ratio is None else own.max_ratio
 
 
-def metric_percentiles(cell: CellSummary, metric: MetricName) -> Percentiles:
-    """The percentiles of one metric of a cell."""
-    return {MetricName.TTFT: cell.ttft_ms, MetricName.TPOT: cell.tpot_ms, MetricName.E2E: cell.e2e_ms}[metric]
-
-
-def _measured_levels(summary: RunSummary, segment: str) -> list[Load]:
-    return sorted({cell.load for cell in summary.cells if cell.segment == segment}, key=lambda load: load.value)
+def _max_regression(gate: GateConfig, segment: str) -> dict[tuple[MetricName, Percentile], float]:
+    own = _segment_gate(gate, segment)
+    return {
+        (metric, percentile): limit
+        for source in (gate.max_regression, {} if own is None else own.max_regression)
+        for metric, limits in source.items()
+        for percentile, limit in limits.items()
+    }

@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from specdeploy.contract import Dtype
-from specdeploy.run_contract import Arm, IntegrityCheck, IntegrityReport, RequestRecord, Status
+from specdeploy.run_contract import Arm, FailureKind, IntegrityCheck, IntegrityReport, RequestRecord, Status
 from specdeploy_client.artifacts import INTEGRITY_FILE, write_model
 from specdeploy_client.compare import Pair, group_cells, has_drafted, pair_by_prompt
-from specdeploy_client.metrics import num_tokens
+from specdeploy_client.metrics import is_answered, is_cancelled, num_tokens
 from specdeploy_client.server_facts import SegmentCounters
 from specdeploy_client.stats import excess_rate_p_value
 
@@ -71,17 +71,20 @@ def integrity_path(engines_root: Path, build_id: str, deployment: str) -> Path:
 
 
 def check_requests_finished(records: Sequence[RequestRecord]) -> IntegrityCheck:
-    """Every request ended without an error."""
-    failed = [record for record in records if record.error is not None]
-    status = Status.FAIL if failed else _pass_if_any(records)
-    detail = f"{failed[0].request_id}: {failed[0].error}" if failed else f"{len(records)} requests finished"
+    """Every request ended without an error. A server that went away, or a client that was stopped, answered nothing
+    wrong: such requests prove nothing either way."""
+    failed = [record for record in records if not is_answered(record)]
+    wrong = [r for r in failed if not is_cancelled(r) and r.failure is not FailureKind.UNREACHABLE]
+    status = Status.FAIL if wrong else Status.INCONCLUSIVE if failed else _pass_if_any(records)
+    first = next(iter(wrong or failed), None)
+    detail = f"{first.request_id}: {first.error}" if first else f"{len(records)} requests finished"
     return _check("requests finished", status, detail, len(records), len(failed))
 
 
 def check_outputs(records: Sequence[RequestRecord], dtype: str | None) -> IntegrityCheck:
     """Token ids on against off, per (segment, concurrency, prompt); see the head of this module."""
     pairs = _on_off_pairs(records)
-    differing = [pair for pair in pairs if pair[0].output_ids != pair[1].output_ids]
+    differing = [pair for pair in pairs if _differ(pair)]
     name = "output tokens on = off"
     if not pairs:
         return _check(name, Status.INCONCLUSIVE, "no prompt was answered both with and without speculation")
@@ -89,7 +92,10 @@ def check_outputs(records: Sequence[RequestRecord], dtype: str | None) -> Integr
         return _check(name, Status.INCONCLUSIVE, "the server does not say its dtype", len(pairs), len(differing))
     if dtype == Dtype.FLOAT32:
         status = Status.FAIL if differing else Status.PASS
-        detail = _divergence(differing[0]) if differing else f"{len(pairs)} answers are the same, token for token"
+        same = (
+            "token for token" if any(off.output_ids for off, _ in pairs) else "as texts; the server sends no token ids"
+        )
+        detail = _divergence(differing[0]) if differing else f"{len(pairs)} answers are the same, {same}"
         return _check(name, status, detail, len(pairs), len(differing))
     status, detail = _judge_beside_floor(differing, len(pairs), _floor_pairs(records), dtype)
     return _check(name, status, detail, len(pairs), len(differing))
@@ -97,7 +103,7 @@ def check_outputs(records: Sequence[RequestRecord], dtype: str | None) -> Integr
 
 def check_texts(records: Sequence[RequestRecord]) -> IntegrityCheck:
     """Answers of the same tokens have the same text and the same finish reason: streaming in bursts damaged nothing."""
-    pairs = [pair for pair in _on_off_pairs(records) if pair[0].output_ids == pair[1].output_ids]
+    pairs = [pair for pair in _on_off_pairs(records) if pair[0].output_ids and not _differ(pair)]
     differing = [(off, on) for off, on in pairs if off.text != on.text or (off.finish_reason != on.finish_reason)]
     status = Status.FAIL if differing else _pass_if_any(pairs)
     detail = "same tokens, same text, same finish reason" if pairs else "no two answers with the same tokens"
@@ -108,15 +114,15 @@ def check_texts(records: Sequence[RequestRecord]) -> IntegrityCheck:
 
 
 def check_reported_lengths(records: Sequence[RequestRecord]) -> IntegrityCheck:
-    """Delivered ids == tokens summed over messages == `output_token_count` of the server."""
+    """Delivered ids == tokens summed over messages == `output_token_count` of the server; ids where it sends them."""
     name = "delivered = reported tokens"
-    known = [r for r in records if r.error is None and r.output_token_count is not None]
-    wrong = [r for r in known if not len(r.output_ids) == num_tokens(r) == r.output_token_count]
+    known = [r for r in records if is_answered(r) and None not in (r.output_token_count, r.message_tokens)]
+    wrong = [r for r in known if {_num_delivered(r), num_tokens(r)} != {r.output_token_count}]
     if wrong:
         first = wrong[0]
-        detail = f"{first.request_id}: {len(first.output_ids)} delivered, {first.output_token_count} reported"
+        detail = f"{first.request_id}: {_num_delivered(first)} delivered, {first.output_token_count} reported"
         return _check(name, Status.FAIL, detail, len(known), len(wrong))
-    detail = f"{len(known)} answers" if known else "the server reports no output_token_count"
+    detail = f"{len(known)} answers" if known else "the server does not report tokens both per message and in all"
     return _check(name, _pass_if_any(known), detail, len(known))
 
 
@@ -126,15 +132,17 @@ def check_drafting(records: Sequence[RequestRecord]) -> IntegrityCheck:
     problems: list[str] = []
     unused: list[str] = []
     num_cells = 0
-    for (segment, concurrency), arms in group_cells(records).items():
-        place = f"{segment} at concurrency {concurrency}"
-        finished = {arm: [r for r in arm_records if r.error is None] for arm, arm_records in arms.items()}
+    for (segment, load), arms in group_cells(records).items():
+        place = f"{segment} at {load}"
+        finished = {arm: list(filter(is_answered, arm_records)) for arm, arm_records in arms.items()}
         num_cells += 1
         if finished.get(Arm.ON) and not has_drafted(finished[Arm.ON]):
             said = sorted({r.speculation or "nothing" for r in finished[Arm.ON]})
             note = f"{place}: nothing drafted with speculation on (server says: {', '.join(said)})"
-            # Short answers and text without repeats give a drafter nothing to propose; off is another thing.
-            (unused if said == ["on"] else problems).append(note)
+            # Short answers and text without repeats give a drafter nothing to propose; off is another thing. A server
+            # that neither counts nor says anything proves nothing.
+            is_told = said != ["nothing"] or any(r.num_draft_tokens is not None for r in finished[Arm.ON])
+            (problems if is_told and said != ["on"] else unused).append(note)
         problems += [
             f"{place}: {arm} arm drafted"
             for arm in (Arm.OFF, Arm.FLOOR)
@@ -154,7 +162,7 @@ def check_server_counters(
     name = "server counters = client sums"
     if server_counters is None:
         return _check(name, Status.INCONCLUSIVE, "the server's counters were not read")
-    if any(r.error is not None for r in records):
+    if not all(map(is_answered, records)):
         return _check(name, Status.INCONCLUSIVE, "failed requests are counted by the server but report nothing here")
     if any(r.num_draft_tokens is None or r.num_accepted_tokens is None for r in records):
         return _check(name, Status.INCONCLUSIVE, "the server does not report counts per request")
@@ -192,7 +200,7 @@ def _judge_beside_floor(
             f"{rate}; no floor to judge it by: the same prompts off at another concurrency are needed "
             f"({len(floor)} pairs, at least {MIN_FLOOR_PAIRS})"
         )
-    floor_differing = sum(left.output_ids != right.output_ids for left, right in floor)
+    floor_differing = sum(map(_differ, floor))
     p_value = excess_rate_p_value(len(differing), num_pairs, floor_differing, len(floor))
     detail = f"{rate}, {floor_differing} of {len(floor)} differ off/off at another concurrency (p = {p_value:.2g})"
     if p_value < MAX_P_VALUE:
@@ -216,9 +224,24 @@ def _floor_pairs(records: Sequence[RequestRecord]) -> list[Pair]:
     return [pair for low, high in pairwise(by_level) for pair in pair_by_prompt(low, high, same_block=False)]
 
 
+def _differ(pair: Pair) -> bool:
+    """Whether two answers are not the same: by their tokens, or by their texts where neither has token ids."""
+    off, on = pair
+    if not off.output_ids and not on.output_ids:
+        return off.text != on.text
+    return off.output_ids != on.output_ids
+
+
+def _num_delivered(record: RequestRecord) -> int:
+    """Token ids that arrived; tokens by message where the server sends no ids."""
+    return len(record.output_ids) or num_tokens(record) or 0
+
+
 def _divergence(pair: Pair) -> str:
     """Where two answers part."""
     off, on = pair
+    if not off.output_ids and not on.output_ids:
+        return f"{on.request_id}: {_first_text_difference(off, on)}"
     common = min(len(off.output_ids), len(on.output_ids))
     position = next((i for i in range(common) if off.output_ids[i] != on.output_ids[i]), common)
     tokens = [str(r.output_ids[position]) if position < len(r.output_ids) else "the end" for r in pair]

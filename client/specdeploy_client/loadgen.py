@@ -1,221 +1,211 @@
-"""Closed-loop load: a fixed number of workers, each sending its next request when its last one has finished."""
+"""Measures one cell: warms up, then runs its blocks, arms interleaved, and sends every record to a sink."""
 
-import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 
-from specdeploy.contract import OTHER_SEGMENT
 from specdeploy.errors import ClientError
-from specdeploy.run_contract import Arm, RequestRecord
-from specdeploy_client.arrivals import Block, plan_blocks
-from specdeploy_client.transport import (
-    Completion,
-    GenerationRequest,
-    Message,
-    ServerUnreachableError,
-    Transport,
-)
+from specdeploy.run_contract import Arm
+from specdeploy_client.arms import ArmSwitch
+from specdeploy_client.arrivals import MAX_BLOCKS, Block, plan_blocks, plan_offsets
+from specdeploy_client.cell import MAX_IN_FLIGHT, Cell, CellRequest, RenderTurns, inseparable_positions
+from specdeploy_client.client_load import PROBE_INTERVAL_NS, ClientLoad, frozen_garbage
+from specdeploy_client.load_loops import BlockSender
+from specdeploy_client.precise_timer import SleepUntil, open_timer
+from specdeploy_client.request_run import Clock, Job, RecordSink, RequestLabel, RequestRun, run_request
+from specdeploy_client.server_watch import ServerWatch
+from specdeploy_client.transport import GenerationRequest, ServerUnreachableError
+from specdeploy_client.warm_up import WarmUp
 
-WARMUP_MAX_TOKENS = 8  # the prompt and at least two verify steps, so that nothing lazy is left for a measured request
-RecordSink = Callable[[RequestRecord], None]
+__all__ = [
+    "MAX_IN_FLIGHT",
+    "Cell",
+    "CellRequest",
+    "CellRun",
+    "Job",
+    "RecordSink",
+    "RenderTurns",
+    "RequestLabel",
+    "RequestRun",
+    "ServerLostError",
+    "run_cell",
+    "run_request",
+]
 
 
-@dataclass(frozen=True, slots=True)
-class CellRequest:
-    """Request number `index` of a cell before its arm is known."""
+@dataclass(slots=True)
+class CellRun:
+    """What surrounded the records of a cell. None where there was nothing to measure.
 
-    index: int
-    prompt_id: str
-    prompt: str
-    max_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One (segment, concurrency) pair to measure with every arm of `draft_lens` (K sent, by arm; 0 = off).
-
-    `requests` are the measured ones; `warmup` go before them, once per arm, and are not counted.
+    `cold_ttft_ns`: of the very first warm-up request of each arm, sent alone; `num_warmup_rounds` after it. `num_pairs`
+    requests were sent with every arm, in whole blocks; `is_stopped_early` when `on_block_end` wanted no more.
+    `client_cpu_shares`, by arm, and `wake_up_lag_p99_ns` are of the measured blocks alone.
     """
 
-    segment: str
-    concurrency: int
-    draft_lens: dict[Arm, int]
-    requests: tuple[CellRequest, ...]
-    warmup: tuple[CellRequest, ...]
+    cold_ttft_ns: dict[Arm, int] = field(default_factory=dict)
+    num_warmup_rounds: dict[Arm, int] = field(default_factory=dict)
+    num_pairs: int = 0
+    is_stopped_early: bool = False
+    client_cpu_shares: dict[Arm, float] = field(default_factory=dict)
+    wake_up_lag_p99_ns: int | None = None
+
+    @property
+    def client_cpu_share(self) -> float | None:
+        """The larger one."""
+        return max(self.client_cpu_shares.values(), default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLabel:
-    """Where a request belongs in a run."""
+class ServerLostError(ClientError):
+    """The server went away while a cell ran. Every request that was under way has its record; `run` says the rest."""
 
-    segment: str
-    concurrency: int
-    arm: Arm
-    block: int
-    prompt_id: str
-    index: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One request, ready to send, and where it belongs."""
-
-    label: RequestLabel
-    request: GenerationRequest
+    def __init__(self, message: str, run: CellRun) -> None:
+        self.run = run
+        super().__init__(message)
 
 
 async def run_cell(
-    transport: Transport, cell: Cell, sink: RecordSink, clock: Callable[[], int] = time.monotonic_ns
-) -> None:
-    """Warm up, then measure every block of `cell`; each finished or failed request goes to `sink`.
+    arms: ArmSwitch,
+    cell: Cell,
+    sink: RecordSink,
+    *,
+    clock: Clock = time.monotonic_ns,
+    after_warm_up: Callable[[], Awaitable[None]] | None = None,
+    on_block_end: Callable[[int], bool] | None = None,
+) -> CellRun:
+    """Warm up, then measure every block of `cell`; the record of each request goes to `sink`, whatever became of it.
 
-    Raises `ClientError` when the server is gone; what was measured before is with `sink` already.
+    `clock` must be the one that stamps the transports' messages. `after_warm_up` is awaited before the first measured
+    request. `on_block_end(pairs)` is asked after every block, when `pairs` requests have been sent with each arm;
+    true ends the cell. Raises `ServerLostError` when the server is gone, and CancelledError when cancelled: both after
+    all that was under way has its record.
     """
-    for arm in cell.draft_lens:
-        await _warm_up(transport, cell, arm, clock)
-    for block in plan_blocks(len(cell.requests), cell.concurrency, tuple(cell.draft_lens)):
-        await _run_jobs(transport, _block_jobs(cell, block), cell.concurrency, sink, clock)
+    run = CellRun()
+    with open_timer(clock) as sleep_until:
+        measurement = _Measurement(arms, cell, sink, run, clock=clock, sleep_until=sleep_until)
+        await measurement.warm_up_all()
+        if after_warm_up is not None:
+            await after_warm_up()
+        with frozen_garbage():
+            await measurement.run_blocks(on_block_end)
+    return run
 
 
-async def run_request(
-    transport: Transport,
-    job: Job,
-    clock: Callable[[], int] = time.monotonic_ns,
-    on_message: Callable[[Message], None] | None = None,
-) -> RequestRecord:
-    """Send one request and record what came back; a refused or timed-out request is a record with an error.
+class _Measurement:
+    """One run of one cell."""
 
-    `clock` must be the one that stamps the transport's messages. Raises `ServerUnreachableError` when the server is
-    gone: no later request can succeed.
-    """
-    messages: list[Message] = []
-    error: str | None = None
-    send_ns = clock()
-    try:
-        async with aclosing(transport.stream(job.request)) as stream:
-            async for message in stream:
-                messages.append(message)
-                if on_message is not None:
-                    on_message(message)
-        end_ns = messages[-1].recv_ns if messages else clock()
-    except ServerUnreachableError:
-        raise
-    except ClientError as problem:
-        error, end_ns = str(problem), clock()
-    completion = messages[-1].completion if messages else None
-    if error is None and completion is None:
-        error = "the stream ended without a last message that carries finish_reason"
-    return _record(job, send_ns, end_ns, messages, completion or Completion(), error)
+    def __init__(
+        self, arms: ArmSwitch, cell: Cell, sink: RecordSink, run: CellRun, *, clock: Clock, sleep_until: SleepUntil
+    ) -> None:
+        self._arms = arms
+        self._cell = cell
+        self._sink = sink
+        self._run = run
+        self._clock = clock
+        self._sleep_until = sleep_until
+        self._watch = ServerWatch()
+        # In made-up time an event loop is never late, and looking would take longer than the run.
+        probe_interval_ns = PROBE_INTERVAL_NS if clock is time.monotonic_ns else 0
+        self._client = ClientLoad(sleep_until, clock, probe_interval_ns=probe_interval_ns)
+
+    async def warm_up_all(self) -> None:
+        arms = tuple(self._cell.draft_lens)
+        # Where changing arms is dear, the arm that is measured first comes last.
+        for arm in arms if self._arms.max_blocks >= MAX_BLOCKS else reversed(arms):
+            await self._activate(arm)
+            await self._warm_up(arm)
+
+    async def run_blocks(self, on_block_end: Callable[[int], bool] | None) -> None:
+        cell = self._cell
+        arms = tuple(cell.draft_lens)
+        blocks = plan_blocks(
+            len(cell.requests),
+            cell.load,
+            arms,
+            max_blocks=self._arms.max_blocks,
+            inseparable=inseparable_positions(cell.requests),
+        )
+        try:
+            for position, block in enumerate(blocks, start=1):
+                if await self._activate(block.arm):
+                    await self._warm_up(block.arm)
+                await self._run_block(block)
+                if position % len(arms) == 0:
+                    self._run.num_pairs = block.first_index + block.num_requests
+                    is_last = position == len(blocks)
+                    if on_block_end is not None and on_block_end(self._run.num_pairs) and not is_last:
+                        self._run.is_stopped_early = True
+                        return
+        finally:
+            self._run.client_cpu_shares = self._client.cpu_shares
+            self._run.wake_up_lag_p99_ns = self._client.wake_up_lag_p99_ns
+
+    async def _activate(self, arm: Arm) -> bool:
+        try:
+            return await self._arms.activate(arm)
+        except ServerUnreachableError as error:
+            raise ServerLostError(str(error), self._run) from error
+
+    async def _run_block(self, block: Block) -> None:
+        cell = self._cell
+        requests = cell.requests[block.first_index : block.first_index + block.num_requests]
+        sender = self._sender(cell, block.number, block.arm, self._sink)
+        async with self._client.measured(block.arm):
+            if cell.load.concurrency is not None:
+                await sender.run_closed(requests, cell.load.concurrency)
+            else:
+                await sender.run_open(requests, _offsets(cell, block, requests), cell.max_in_flight)
+        self._require_server()
+
+    async def _warm_up(self, arm: Arm) -> None:
+        result = await WarmUp(self._cell, arm, self._sender, self._require_server).run()
+        if result.cold_ttft_ns is not None:
+            self._run.cold_ttft_ns.setdefault(arm, result.cold_ttft_ns)
+        if result.num_rounds:
+            self._run.num_warmup_rounds[arm] = self._run.num_warmup_rounds.get(arm, 0) + result.num_rounds
+
+    def _sender(self, cell: Cell, block: int, arm: Arm, sink: RecordSink) -> BlockSender:
+        def make_job(request: CellRequest, history: tuple[str, ...]) -> Job:
+            job = _job(cell, block, arm, request, history)
+            return replace(job, request=self._arms.request_for(arm, job.request))
+
+        transport = self._arms.transport_of(arm)
+        return BlockSender(transport, make_job, sink, self._watch, clock=self._clock, sleep_until=self._sleep_until)
+
+    def _require_server(self) -> None:
+        if self._watch.lost is not None:
+            raise ServerLostError(self._watch.lost, self._run)
 
 
-def _record(
-    job: Job, send_ns: int, end_ns: int, messages: list[Message], completion: Completion, error: str | None
-) -> RequestRecord:
-    label = job.label
-    counts_known = all(message.num_tokens is not None for message in messages)
-    kept = messages if counts_known else [message for message in messages if message.text]
-    return RequestRecord(
-        request_id=job.request.request_id,
-        segment=label.segment,
-        concurrency=label.concurrency,
-        arm=label.arm,
-        block=label.block,
-        index=label.index,
-        prompt_id=label.prompt_id,
-        scheduled_ns=send_ns,  # closed loop: a request is due when its worker is free
-        send_ns=send_ns,
-        end_ns=end_ns,
-        message_ns=tuple(message.recv_ns for message in kept),
-        message_tokens=tuple(message.num_tokens or 0 for message in kept) if counts_known else None,
-        output_ids=tuple(token for message in messages for token in message.output_ids or ()),
-        text="".join(message.text for message in messages),
-        error=error,
-        finish_reason=completion.finish_reason,
-        input_token_count=completion.input_token_count,
-        cached_token_count=completion.cached_token_count,
-        connect_ns=completion.connect_ns,
-        output_token_count=completion.output_token_count,
-        num_steps=completion.num_steps,
-        num_draft_tokens=completion.total_draft_tokens,
-        num_accepted_tokens=completion.total_accepted_draft_tokens,
-        speculation=completion.speculation,
-    )
-
-
-def _job(cell: Cell, block: int, arm: Arm, request: CellRequest) -> Job:
+def _job(cell: Cell, block: int, arm: Arm, request: CellRequest, history: tuple[str, ...]) -> Job:
+    """What is sent for `request` after the turns in `history`; those are rendered into its prompt."""
+    turns = (*history, *request.turns)
+    prompt = cell.render_turns(turns) if history and cell.render_turns is not None else request.prompt
+    load = cell.load
+    load_name = f"c{load.concurrency}" if load.request_rate is None else f"r{load.request_rate:g}"
     return Job(
-        label=RequestLabel(cell.segment, cell.concurrency, arm, block, request.prompt_id, request.index),
+        label=RequestLabel(cell.segment, load, arm, block, request.prompt_id, request.index),
         request=GenerationRequest(
-            prompt=request.prompt,
+            prompt=prompt,
             max_tokens=request.max_tokens,
             num_draft_tokens=cell.draft_lens[arm],
             segment=cell.segment,
-            # Unique within a run, and readable in a server's log.
-            request_id=f"{cell.segment}-c{cell.concurrency}-{arm}-{request.index}",
+            ignore_eos=request.ignore_eos,
+            # Unique among what is counted in a run, and readable in a server's log.
+            request_id=f"{cell.segment}-{load_name}-{arm}-{request.index}",
+            turns=turns,
+            guide_type=request.guide_type,
+            guide=request.guide,
         ),
+        expected_input_tokens=request.expected_input_tokens,
     )
 
 
-def _block_jobs(cell: Cell, block: Block) -> Iterator[Job]:
-    for request in cell.requests[block.first_index : block.first_index + block.num_requests]:
-        yield _job(cell, block.number, block.arm, request)
-
-
-async def _warm_up(transport: Transport, cell: Cell, arm: Arm, clock: Callable[[], int]) -> None:
-    """Short requests at the cell's concurrency, counted by the server as segment `other`."""
-    other = replace(cell, segment=OTHER_SEGMENT)
-    jobs = (
-        _job(other, 0, arm, replace(request, max_tokens=min(request.max_tokens, WARMUP_MAX_TOKENS)))
-        for request in cell.warmup
-    )
-    await _run_jobs(transport, jobs, cell.concurrency, _discard, clock)
-
-
-def _discard(_record: RequestRecord) -> None:
-    """Sink of warm-up requests."""
-
-
-async def _run_jobs(
-    transport: Transport, jobs: Iterable[Job], concurrency: int, sink: RecordSink, clock: Callable[[], int]
-) -> None:
-    """Drain `jobs` with `concurrency` workers. The first worker that loses the server stops the others."""
-    queue = iter(jobs)
-
-    async def work() -> None:
-        for job in queue:  # one event loop: taking the next job is atomic
-            sink(await run_request(transport, job, clock))
-
-    workers = [asyncio.create_task(work()) for _ in range(concurrency)]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
-
-
-class LoopLagProbe:
-    """Measures how late the event loop wakes up: a client that is itself the bottleneck stamps messages late."""
-
-    INTERVAL_S = 0.02
-
-    def __init__(self) -> None:
-        self.lags_ns: list[int] = []
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> "LoopLagProbe":
-        self._task = asyncio.create_task(self._watch())
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _watch(self) -> None:
-        while True:
-            before = time.monotonic_ns()
-            await asyncio.sleep(self.INTERVAL_S)
-            self.lags_ns.append(time.monotonic_ns() - before - int(self.INTERVAL_S * 1e9))
+def _offsets(cell: Cell, block: Block, requests: Sequence[CellRequest]) -> dict[int, int]:
+    """When the requests of a block that follow no other are due, ns after its start, by index: the same in all arms."""
+    first_ones = [request for request in requests if request.follows is None]
+    if cell.arrivals is not None:
+        offsets = plan_offsets(cell.arrivals, cell.segment, cell.load, block.number, len(first_ones))
+        return {request.index: offset for request, offset in zip(first_ones, offsets, strict=True)}
+    due = {request.index: request.due_ns for request in first_ones if request.due_ns is not None}
+    start = min(due.values(), default=0)
+    return {index: due_ns - start for index, due_ns in due.items()}

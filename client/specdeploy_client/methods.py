@@ -9,17 +9,18 @@ What is counted begins after the first token: the step that gives it reads the p
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Literal
 
-from specdeploy.run_contract import Arm, Comparison, Load, MetricName, RequestRecord, RunSummary
+import numpy as np
+import numpy.typing as npt
+
+from specdeploy.run_contract import Arm, Comparison, Load, MetricName, RunSummary
 from specdeploy.units import ns_to_ms
-from specdeploy_client.compare import CellKey, Pair, group_cells, pair_by_prompt
-from specdeploy_client.gate import find_cell, find_comparison
-from specdeploy_client.metrics import e2e_ns, ttft_ns
-from specdeploy_client.server_facts import SegmentCounters
+from specdeploy_client.pairing import pair_rows
+from specdeploy_client.record_table import ArmColumns, CellKey, RecordTable
+from specdeploy_client.run_lookup import find_cell, find_comparison
 
 Outcome = Literal["pays", "does not pay", "not decided"]
 _NO_COST = 0.005  # shown as 0.00
@@ -27,11 +28,10 @@ _NO_COST = 0.005  # shown as 0.00
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """What one run left. `records` are empty and `counters` None where it left none."""
+    """What one run left. `table` is None where it left no records."""
 
     summary: RunSummary
-    records: tuple[RequestRecord, ...] = ()
-    counters: Mapping[str, SegmentCounters] | None = None
+    table: RecordTable | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,7 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True)
 class MethodRow:
-    """One method in one cell. `name` tells runs apart.
-
-    `acceptance_per_position` is marginal, and over all cells of the segment: the server counts by segment only.
-    """
+    """One method in one cell. `name` tells runs apart; `acceptance_per_position` is marginal."""
 
     name: str
     run: RunSummary
@@ -133,32 +130,24 @@ def run_names(summaries: Sequence[RunSummary]) -> tuple[str, ...]:
     )
 
 
-def measure_steps(pairs: Sequence[Pair]) -> StepCosts | None:
-    """Costs and gains of a step from (off, on) pairs of one cell; None where the records do not tell.
+def measure_steps(off: ArmColumns, on: ArmColumns) -> StepCosts | None:
+    """Costs and gains of a step from the pairs of one cell; None where the records do not tell.
 
     Time of a step of one request: (e2e - ttft) / (steps - 1), with `num_steps` as the server counted them. Accepted
     tokens per step: over all requests together.
     """
-    plain, drafting, first_tokens = [], [], []
-    num_steps, num_accepted = 0, 0
-    for off, on in pairs:
-        plain_ns, step_ns, accepted = _step_ns(off), _step_ns(on), on.num_accepted_tokens
-        plain_ttft, ttft = ttft_ns(off), ttft_ns(on)
-        if plain_ns is None or step_ns is None or accepted is None or plain_ttft is None or ttft is None:
-            continue
-        plain.append(plain_ns)
-        drafting.append(step_ns)
-        first_tokens.append((plain_ttft, ttft))
-        num_steps += (on.num_steps or 1) - 1
-        num_accepted += accepted
-    if not plain or not num_steps or median(plain) <= 0:
+    off_rows, on_rows = pair_rows(off, on)
+    plain_ns, step_ns = _step_ns(off)[off_rows], _step_ns(on)[on_rows]
+    accepted, steps = on.num_accepted_tokens[on_rows], on.num_steps[on_rows]
+    known = np.isfinite(plain_ns) & np.isfinite(step_ns) & (accepted >= 0)
+    if not known.any() or np.median(plain_ns[known]) <= 0:
         return None
     return StepCosts(
-        plain_step_ms=ns_to_ms(median(plain)),
-        step_ms=ns_to_ms(median(drafting)),
-        accepted_per_step=num_accepted / num_steps,
-        plain_ttft_ms=ns_to_ms(median(value for value, _ in first_tokens)),
-        ttft_ms=ns_to_ms(median(value for _, value in first_tokens)),
+        plain_step_ms=_median_ms(plain_ns[known]),
+        step_ms=_median_ms(step_ns[known]),
+        accepted_per_step=int(accepted[known].sum()) / int((steps[known] - 1).sum()),
+        plain_ttft_ms=_median_ms(off.ttft_ns[off_rows][known]),
+        ttft_ms=_median_ms(on.ttft_ns[on_rows][known]),
     )
 
 
@@ -186,8 +175,8 @@ def _measured_cells(summary: RunSummary) -> list[CellKey]:
 def _row(name: str, run: MeasuredRun, key: CellKey) -> MethodRow:
     cell = find_cell(run.summary, *key, Arm.ON)
     acceptance = None if cell is None else cell.acceptance
-    arms = group_cells(run.records).get(key, {})
-    pairs = pair_by_prompt(arms.get(Arm.OFF, ()), arms.get(Arm.ON, ()), same_block=True)
+    arms = {} if run.table is None else run.table.cells.get(key, {})
+    costs = measure_steps(arms[Arm.OFF], arms[Arm.ON]) if Arm.OFF in arms and Arm.ON in arms else None
     return MethodRow(
         name=name,
         run=run.summary,
@@ -195,21 +184,46 @@ def _row(name: str, run: MeasuredRun, key: CellKey) -> MethodRow:
         load=key[1],
         comparison=find_comparison(run.summary, *key, MetricName.E2E),
         acceptance_rate=None if acceptance is None else acceptance.acceptance_rate,
-        costs=measure_steps(pairs),
-        acceptance_per_position=marginal_acceptance((run.counters or {}).get(key[0])),
+        costs=costs,
+        acceptance_per_position=marginal_acceptance(run.summary, *key),
     )
 
 
-def _step_ns(record: RequestRecord) -> float | None:
-    """Mean time of a step after the first token; None where steps are not counted or there is only one."""
-    ttft, e2e = ttft_ns(record), e2e_ns(record)
-    if record.num_steps is None or record.num_steps < 2 or ttft is None or e2e is None:
-        return None
-    return (e2e - ttft) / (record.num_steps - 1)
+def marginal_acceptance(summary: RunSummary, segment: str, load: Load | None = None) -> tuple[float, ...]:
+    """Per position i of a draft: drafts accepted up to i / drafts, in one cell or over all cells of a segment.
+
+    From the increase of the server's counters over the cells, else from what the answers told. Empty where neither
+    counts by position.
+    """
+    drafts, accepted = 0, np.zeros(0)
+    for cell in summary.conditions:
+        if cell.segment == segment and load in (None, cell.load) and cell.num_drafts and cell.accepted_per_pos:
+            drafts += cell.num_drafts
+            accepted = _add_padded(accepted, np.asarray(cell.accepted_per_pos, dtype=np.float64))
+    if drafts:
+        return tuple((accepted / drafts).tolist())
+    for told in summary.cells:
+        if told.segment == segment and told.arm is Arm.ON and load in (None, told.load) and told.acceptance:
+            steps, rates = told.acceptance.num_steps, told.acceptance.rate_per_pos
+            if steps and rates:
+                drafts += steps
+                accepted = _add_padded(accepted, np.asarray(rates, dtype=np.float64) * steps)
+    return tuple((accepted / drafts).tolist()) if drafts else ()
 
 
-def marginal_acceptance(counters: SegmentCounters | None) -> tuple[float, ...]:
-    """Per position i of a draft: drafts accepted up to i / drafts. Empty before the first draft."""
-    if counters is None or not counters.num_drafts:
-        return ()
-    return tuple(accepted / counters.num_drafts for accepted in counters.accepted_per_pos)
+def _add_padded(left: npt.NDArray[np.float64], right: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Sum of two vectors of which the shorter one ends in zeros that are not written down."""
+    total = np.zeros(max(len(left), len(right)))
+    total[: len(left)] += left
+    total[: len(right)] += right
+    return total
+
+
+def _step_ns(columns: ArmColumns) -> npt.NDArray[np.float64]:
+    """Mean time of a step after the first token [n]; NaN where steps are not counted or there is only one."""
+    steps = np.where(columns.num_steps >= 2, columns.num_steps - 1.0, np.nan)
+    return np.asarray((columns.e2e_ns - columns.ttft_ns) / steps, dtype=np.float64)
+
+
+def _median_ms(values_ns: npt.NDArray[np.float64]) -> float:
+    return ns_to_ms(float(np.median(values_ns)))

@@ -1,102 +1,91 @@
-"""RunSummary, IntegrityReport and Verdict -> one self-contained HTML page: no script, no font, no file beside it."""
+"""RunSummary, records as columns, IntegrityReport and Verdict -> one self-contained HTML page: no script, no font, no
+file beside it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-from itertools import groupby
+from typing import TypeVar
 
-from jinja2 import Environment, StrictUndefined
+import numpy as np
+import numpy.typing as npt
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from specdeploy.run_contract import (
     Arm,
     CellSummary,
-    Comparison,
     IntegrityReport,
     Load,
     MetricName,
-    RequestRecord,
+    Percentile,
+    Percentiles,
     RunSummary,
     Status,
     Verdict,
 )
-from specdeploy_client.gate import find_comparison
-from specdeploy_client.methods import MeasuredRun, MethodRow, compare_methods
-from specdeploy_client.plots import medians_plot, ratio_plot
-from specdeploy_client.server_facts import SegmentCounters
-
-DASH = "\N{EN DASH}"
-DEFINITIONS = (
-    ("TTFT", "Time to first token: from sending the request to the first message that carries a token."),
-    (
-        "TPOT",
-        (
-            "Time per output token after the first: (e2e - TTFT) / (tokens - 1), per request. Called ITL by AIPerf. "
-            "Not the gap between messages: with speculation one message carries several tokens."
-        ),
-    ),
-    ("e2e", "From sending the request to its last message."),
-    (
-        "on/off ratio",
-        (
-            "Median with speculation / median without, same prompts, both arms interleaved in one run. Below 1 is "
-            "faster. The interval is a paired bootstrap, 95 %."
-        ),
-    ),
-    ("acceptance rate", "Accepted draft tokens / drafted tokens."),
-    (
-        "mean acceptance length",
-        "Output tokens per step of the target: 1 + accepted / steps; the target's own token is counted.",
-    ),
-    (
-        "tokens per step",
-        (
-            "In the table of methods: 1 + accepted / steps, counted after the first token; the step that gives it "
-            "verifies no draft."
-        ),
-    ),
-    (
-        "step on/off",
-        (
-            "Median over requests of (e2e - TTFT) / (steps - 1), with drafting / without. It contains drafting and "
-            "verifying; minus 1 it is the break-even in accepted tokens per step."
-        ),
-    ),
-    ("tokens per message", "Tokens / streamed messages that carry tokens: the client's own view of acceptance."),
-    ("throughput", "Output tokens per second of all workers of a cell together."),
-    (
-        "percentiles",
-        (
-            f"Shown only where ten samples lie beyond them, n >= 10 / (1 - q): p50 from 20 requests, p90 from 100, p99 "
-            f"from 1000. Otherwise {DASH}."
-        ),
-    ),
+from specdeploy_client.definitions import DASH, DEFINITIONS, METRIC_NAMES
+from specdeploy_client.headline import describe_crossover, describe_run, format_interval, headline, reported_loads
+from specdeploy_client.methods import MeasuredRun, MethodRow, compare_methods, marginal_acceptance
+from specdeploy_client.pairing import paired_values
+from specdeploy_client.plots.distributions import common_edges, distribution_plot, spread_ratios
+from specdeploy_client.plots.latencies import LatencySeries, format_ms, latency_plot
+from specdeploy_client.plots.positions import positions_plot
+from specdeploy_client.plots.ratios import ratio_bounds, ratio_plot
+from specdeploy_client.record_table import ArmColumns, CellKey, RecordTable
+from specdeploy_client.report_views import (
+    ConditionsRow,
+    DecisionCard,
+    HeatMap,
+    VoidRow,
+    conditions_rows,
+    decision_cards,
+    heat_maps,
+    split_tails,
+    void_rows,
 )
+from specdeploy_client.run_lookup import find_comparison
+
+RowT = TypeVar("RowT")
+_ALIASES = {"TPOT": "called ITL by AIPerf", "ICL": "called ITL by vLLM", "TTFT": "", "e2e": ""}
 
 
 @dataclass(frozen=True, slots=True)
 class ReportInput:
-    """One run for the page, with what is known about it."""
+    """One run for the page, with what is known about it. `table` None: the run left no records."""
 
     summary: RunSummary
     integrity: IntegrityReport | None = None
     verdict: Verdict | None = None
-    records: tuple[RequestRecord, ...] = ()
-    counters: Mapping[str, SegmentCounters] | None = None
+    table: RecordTable | None = None
 
     @property
     def measured(self) -> MeasuredRun:
         """The part that methods are compared by."""
-        return MeasuredRun(self.summary, self.records, self.counters)
+        return MeasuredRun(self.summary, self.table)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One small plot with its heading."""
+
+    title: str
+    note: str
+    plot: Markup
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyRow:
+    """The latency panels of one segment."""
+
+    segment: str
+    panels: tuple[Panel, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CellRow:
-    """One line of the cell table. `comparisons` by metric, on the line of the on arm."""
+    """One line of the cell table."""
 
     cell: CellSummary
-    comparisons: Mapping[str, Comparison]
-    num_arms: int  # lines of the same (segment, concurrency), on its first line, else 0
+    num_arms: int  # lines of the same (segment, load), on its first line, else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,117 +102,151 @@ class RunView:
     """A run as the template shows it."""
 
     source: ReportInput
-    rows: tuple[CellRow, ...]
-    ratio_svg: Markup
-    e2e_svg: Markup
-    tpot_svg: Markup
+    cards: tuple[DecisionCard, ...]
+    ratios: tuple[Panel, ...]
+    heat_maps: tuple[HeatMap, ...]
+    tail_maps: tuple[HeatMap, ...]
+    latencies: tuple[LatencyRow, ...]
+    spreads: tuple[Panel, ...]
+    positions: tuple[Panel, ...]
+    voids: tuple[VoidRow, ...]
+    acceptance: tuple[tuple[CellSummary, ...], ...]  # by segment
+    conditions: tuple[tuple[ConditionsRow, ...], ...]  # by segment
+    cells: tuple[CellRow, ...]
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether there is more than one load to draw against."""
+        return len(reported_loads(self.source.summary)) > 1
 
 
 def render_report(main: ReportInput, further: Sequence[ReportInput] = ()) -> str:
     """The page; `main` carries the verdict, `further` runs (another dtype, say) follow below it."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update({"ms": _format_ms, "number": _format_number, "interval": format_interval})
-    template = environment.from_string(
-        files("specdeploy_client").joinpath("templates/report.html.j2").read_text(encoding="utf-8")
+    environment = Environment(
+        loader=PackageLoader("specdeploy_client"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return template.render(
-        main=_view(main),
-        further=[_view(run) for run in further],
+    environment.filters.update({"ms": format_ms, "number": _format_number, "interval": format_interval})
+    return environment.get_template("report.html.j2").render(
+        main=_view(main, "run-0"),
+        further=[_view(run, f"run-{number}") for number, run in enumerate(further, start=1)],
+        headline=headline(main.summary, main.verdict),
         sentences=describe_run(main.summary),
         method_cells=_method_cells([main, *further]),
         definitions=DEFINITIONS,
+        metric_names=METRIC_NAMES,
         status_symbols={Status.PASS: "\N{CHECK MARK}", Status.FAIL: "\N{MULTIPLICATION X}", Status.INCONCLUSIVE: "?"},
         on=Arm.ON,
+        dash=DASH,
     )
 
 
-def describe_run(summary: RunSummary) -> tuple[str, str]:
-    """Two sentences in plain words: what was measured, and what came out at the expected concurrency."""
-    loads = sorted({cell.load for cell in summary.cells}, key=lambda load: load.value)
-    is_open = any(load.request_rate is not None for load in loads)
-    levels = _join([f"{load.value:g}" for load in loads])
-    levels = f"{levels} requests/s" if is_open else f"concurrency {levels}"
-    segments = list(dict.fromkeys(cell.segment for cell in summary.cells))
-    num_requests = sum(cell.num_requests for cell in summary.cells)
-    method = f"{summary.method or 'unknown method'}, up to {summary.max_draft_len} drafted tokens per step"
-    first = (
-        f"{num_requests} requests of {len(segments)} traffic segment{'s' if len(segments) != 1 else ''} "
-        f"({', '.join(segments)}) were answered with speculative decoding ({method}) and without it, interleaved, at "
-        f"{levels}, in {summary.dtype or 'an unreported dtype'}."
-    )
-    outcomes: dict[str, list[str]] = {}
-    for planned in summary.planned:
-        comparison = find_comparison(summary, planned.segment, Load(summary.expected_concurrency), MetricName.E2E)
-        outcome: str = "not measured" if comparison is None else comparison.outcome
-        if comparison is not None and summary.is_queued(summary.expected_concurrency):
-            outcome, comparison = "queued", None  # a ratio of two queues is not shown in the headline
-        outcomes.setdefault(outcome, []).append(_with_ratio(planned.segment, comparison))
-    words = {
-        "faster": "speculation answers faster on",
-        "slower": "speculation answers slower on",
-        "undecided": "no difference is proven on",
-        "void": "the measurement is void on",
-        "not measured": "nothing was measured on",
-        "queued": f"only {summary.effective_concurrency} requests of full length run at once, so nothing is decided on",
-    }
-    clauses = [f"{words[outcome]} {_join(names)}" for outcome, names in sorted(outcomes.items())]
-    second = f"At the expected concurrency of {summary.expected_concurrency}, " + "; ".join(clauses) + "."
-    return first, second
+def request_ratios(off: ArmColumns, on: ArmColumns) -> npt.NDArray[np.float64]:
+    """The e2e on/off ratio [pairs] of every request that both arms answered."""
+    pairs = paired_values(off, on, MetricName.E2E)
+    return np.asarray(pairs.on / pairs.off, dtype=np.float64)
 
 
-def format_interval(comparison: Comparison) -> str:
-    """`0.62 [0.58, 0.67]`, or a dash where the comparison is void."""
-    if comparison.ratio is None:
-        return DASH
-    return f"{comparison.ratio:.2f} [{comparison.ci_low:.2f}, {comparison.ci_high:.2f}]"
-
-
-def _view(source: ReportInput) -> RunView:
+def _view(source: ReportInput, name: str) -> RunView:
     summary = source.summary
     keys = [(cell.segment, cell.load) for cell in summary.cells]
-    rows = tuple(
-        CellRow(
-            cell=cell,
-            comparisons=_comparisons(summary, cell) if cell.arm is Arm.ON else {},
-            num_arms=keys.count(key) if keys.index(key) == index else 0,
-        )
-        for index, (cell, key) in enumerate(zip(summary.cells, keys, strict=True))
-    )
+    shown, tails = split_tails(heat_maps(summary))
     return RunView(
         source=source,
-        rows=rows,
-        ratio_svg=ratio_plot(summary),
-        e2e_svg=medians_plot(summary, MetricName.E2E),
-        tpot_svg=medians_plot(summary, MetricName.TPOT),
+        cards=decision_cards(summary, source.verdict),
+        ratios=_ratio_panels(summary, name),
+        heat_maps=shown,
+        tail_maps=tails,
+        latencies=_latency_rows(summary),
+        spreads=_spread_panels(source, name),
+        positions=_position_panels(summary),
+        voids=void_rows(summary),
+        acceptance=_by_segment([cell for cell in summary.cells if cell.arm is Arm.ON], lambda cell: cell.segment),
+        conditions=_by_segment(conditions_rows(summary), lambda row: row.conditions.segment),
+        cells=tuple(
+            CellRow(cell, keys.count(key) if keys.index(key) == index else 0)
+            for index, (cell, key) in enumerate(zip(summary.cells, keys, strict=True))
+        ),
     )
+
+
+def _by_segment(rows: Iterable[RowT], segment_of: Callable[[RowT], str]) -> tuple[tuple[RowT, ...], ...]:
+    """Rows of the same segment together, in the order of their first."""
+    grouped: dict[str, list[RowT]] = {}
+    for row in rows:
+        grouped.setdefault(segment_of(row), []).append(row)
+    return tuple(map(tuple, grouped.values()))
+
+
+def _ratio_panels(summary: RunSummary, name: str) -> tuple[Panel, ...]:
+    compared = [c for c in summary.comparisons if (c.metric, c.percentile) == (MetricName.E2E, Percentile.P50)]
+    crossovers = {c.segment: c for c in summary.crossovers if c.metric is MetricName.E2E}
+    bounds = ratio_bounds(compared)
+    panels: list[Panel] = []
+    for number, segment in enumerate(dict.fromkeys(c.segment for c in compared)):
+        crossover = crossovers.get(segment)
+        own = [c for c in compared if c.segment == segment]
+        plot = ratio_plot(summary, own, crossover, bounds, f"{name}-ratio-{number}")
+        panels.append(Panel(segment, describe_crossover(crossover) if crossover else "", plot))
+    return tuple(panels)
+
+
+def _latency_rows(summary: RunSummary) -> tuple[LatencyRow, ...]:
+    rows: list[LatencyRow] = []
+    for segment in dict.fromkeys(cell.segment for cell in summary.cells):
+        cells = [cell for cell in summary.cells if cell.segment == segment]
+        panels = []
+        for metric, alias in (("e2e", ""), ("TTFT", ""), ("TPOT", _ALIASES["TPOT"]), ("ICL", _ALIASES["ICL"])):
+            arms = (Arm.OFF, Arm.ON)
+            off, on = ({c.load: v for c in cells if c.arm is arm and (v := _percentiles(c, metric))} for arm in arms)
+            if off or on:
+                plot = latency_plot(LatencySeries(segment, metric, off, on))
+                panels.append(Panel(f"{metric}, ms", alias, plot))
+        rows.append(LatencyRow(segment, tuple(panels)))
+    return tuple(rows)
+
+
+def _percentiles(cell: CellSummary, metric: str) -> Percentiles | None:
+    return {"e2e": cell.e2e_ms, "TTFT": cell.ttft_ms, "TPOT": cell.tpot_ms, "ICL": cell.icl_ms}[metric]
+
+
+def _spread_panels(source: ReportInput, name: str) -> tuple[Panel, ...]:
+    """Ratios of single requests, of the cells whose comparison holds."""
+    ratios: dict[CellKey, npt.NDArray[np.float64]] = {}
+    for key, arms in (source.table.cells if source.table else {}).items():
+        comparison = find_comparison(source.summary, *key, MetricName.E2E)
+        if comparison is not None and comparison.outcome != "void" and Arm.OFF in arms and Arm.ON in arms:
+            found = request_ratios(arms[Arm.OFF], arms[Arm.ON])
+            if len(found):
+                ratios[key] = found
+    if not ratios:
+        return ()
+    edges = common_edges(ratios.values())
+    panels: list[Panel] = []
+    for number, segment in enumerate(dict.fromkeys(segment for segment, _ in ratios)):
+        keys = sorted((key for key in ratios if key[0] == segment), key=lambda key: key[1].value)
+        rows = [spread_ratios(key[1], ratios[key], edges) for key in keys]
+        panels.append(Panel(segment, "", distribution_plot(segment, rows, edges, f"{name}-spread-{number}")))
+    return tuple(panels)
+
+
+def _position_panels(summary: RunSummary) -> tuple[Panel, ...]:
+    """Empty where the server of the run counts by position nowhere."""
+    segments = dict.fromkeys(cell.segment for cell in summary.cells)
+    rates = {segment: marginal_acceptance(summary, segment) for segment in segments}
+    if not any(rates.values()):
+        return ()
+    return tuple(Panel(segment, "", positions_plot(segment, rates[segment])) for segment in segments)
 
 
 def _method_cells(runs: Sequence[ReportInput]) -> tuple[MethodCell, ...]:
-    rows = compare_methods([run.measured for run in runs])
-    return tuple(
-        MethodCell(segment, load, tuple(cell))
-        for (segment, load), cell in groupby(rows, key=lambda row: (row.segment, row.load))
-    )
-
-
-def _comparisons(summary: RunSummary, cell: CellSummary) -> dict[str, Comparison]:
-    found = {metric: find_comparison(summary, cell.segment, cell.load, metric) for metric in MetricName}
-    return {metric.value: comparison for metric, comparison in found.items() if comparison is not None}
-
-
-def _with_ratio(segment: str, comparison: Comparison | None) -> str:
-    if comparison is None or comparison.ratio is None:
-        return segment
-    return f"{segment} (e2e on/off {format_interval(comparison)})"
-
-
-def _join(words: Sequence[str]) -> str:
-    """a, b and c."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else "none"
-
-
-def _format_ms(value: float | None) -> str:
-    return DASH if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    grouped: dict[CellKey, list[MethodRow]] = {}
+    for row in compare_methods([run.measured for run in runs]):
+        grouped.setdefault((row.segment, row.load), []).append(row)
+    return tuple(MethodCell(segment, load, tuple(rows)) for (segment, load), rows in grouped.items())
 
 
 def _format_number(value: float | None, digits: int = 2) -> str:

@@ -1,100 +1,273 @@
-"""One deployment, one server, one folder of results: what every command that talks to a server needs."""
+"""One server, one way to turn speculation off, one folder of results: what commands that talk to a server need."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from specdeploy.config.load import LoadedDeployment, load_deployment
+from specdeploy.config.schema import DeploymentConfig
+from specdeploy.errors import RequestError
+from specdeploy.run_contract import Arm
+from specdeploy_client.arms import ArmSwitch, ModelControlSwitch, PerRequestSwitch, TwoEndpoints
+from specdeploy_client.arrivals import MAX_BLOCKS
+from specdeploy_client.chat import find_chat_template, load_chat_template
+from specdeploy_client.cli_options import DEFAULT_DEPLOYMENT, ServerOptions, SwitchKind
+from specdeploy_client.option_values import OptionProblems
+from specdeploy_client.transport import GenerationRequest, ServerUnreachableError, Transport
+from specdeploy_client.transports.base import OpenedTransport
+from specdeploy_client.transports.endpoint import Endpoint, EndpointKind, Tls, open_transport, parse_endpoint
+from specdeploy_client.transports.probe import probe_transport
+from specdeploy_client.workloads.render import Rendering, find_token_counter, load_token_counter
 
-from specdeploy.config.load import LoadedDeployment
-from specdeploy.errors import ClientError, RequestError
-from specdeploy.run_contract import Arm, RequestRecord
-from specdeploy_client.bench import BenchOptions, BenchResult, client_environment, plan_bench, run_bench
-from specdeploy_client.chat import ChatTemplate, render_user_prompt
-from specdeploy_client.grpc_transport import GrpcTransport
-from specdeploy_client.loadgen import Job, RequestLabel, run_request
-from specdeploy_client.server_facts import ServerFacts, read_server_facts, require_ready
-from specdeploy_client.transport import GenerationRequest
+_METRICS_PORT = 8002  # Triton's own default
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Addresses and files of one command. `template` None sends prompts as they are."""
+    """Addresses and files of one command. `deployment` None: an endpoint of another product, called `name`.
 
-    deployment: LoadedDeployment
-    url: str
+    `off_endpoint` is where requests without speculation go, None where it is the same. `notes` are for people.
+    """
+
+    deployment: LoadedDeployment | None
+    name: str
+    endpoint: Endpoint
+    off_endpoint: Endpoint | None
+    switch: SwitchKind
+    model_control_url: str | None
     metrics_url: str
     engines_root: Path
     artifact_dir: Path
     timeout_s: float
-    template: ChatTemplate | None
+    rendering: Rendering
+    notes: tuple[str, ...] = ()
 
-    def render(self, prompt: str) -> str:
-        """`prompt` as the target expects it."""
-        return prompt if self.template is None else render_user_prompt(self.template, prompt)
+    @property
+    def config(self) -> DeploymentConfig | None:
+        """The deployment's config, where there is one."""
+        return None if self.deployment is None else self.deployment.config
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """What can be measured."""
+        return (Arm.ON,) if self.switch is SwitchKind.NONE else (Arm.OFF, Arm.ON)
 
     @property
     def prompt_format(self) -> str:
         """For the record: how prompts were rendered."""
-        return "raw" if self.template is None else f"chat template {Path(self.template.origin).name}"
+        if self.endpoint.kind is EndpointKind.OPENAI_CHAT:
+            return "turns, rendered by the server"
+        template = self.rendering.template
+        return "raw" if template is None else f"chat template {Path(template.origin).name}"
 
 
-async def measure(session: Session, options: BenchOptions, command: str, console: Console) -> BenchResult:
-    """Run a bench against the session's server, with a progress bar on `console`."""
-    plan = plan_bench(session.deployment, options, session.render)
+def open_session(options: ServerOptions, artifact_dir: Path | None) -> Session:
+    """Find out what the options leave open. Raises `ConfigError` or `RequestError`."""
+    deployment = None if _is_foreign(options) else load_deployment(options.deployment or DEFAULT_DEPLOYMENT)
+    endpoint = _endpoint(options, deployment, options.url, options.model)
+    switch = _chosen_switch(options, endpoint)
+    off_endpoint = None
+    if switch in (SwitchKind.ENDPOINTS, SwitchKind.MODEL_CONTROL):
+        off_endpoint = _endpoint(
+            options, deployment, options.off_url or options.url, options.off_model or options.model
+        )
+    name = deployment.config.name if deployment else _file_name(endpoint.model)
+    rendering, notes = _rendering(options, endpoint, name)
+    return Session(
+        deployment=deployment,
+        name=name,
+        endpoint=endpoint,
+        off_endpoint=off_endpoint,
+        switch=switch,
+        model_control_url=_model_control_url(options, deployment) if switch is SwitchKind.MODEL_CONTROL else None,
+        metrics_url=options.metrics_url or _metrics_url(deployment, endpoint),
+        engines_root=options.engines_root,
+        artifact_dir=artifact_dir or Path("artifacts") / name,
+        timeout_s=options.timeout,
+        rendering=rendering,
+        notes=notes,
+    )
 
-    async def read_facts() -> ServerFacts:
-        return await read_server_facts(session.metrics_url)
 
-    async with GrpcTransport(session.url, session.timeout_s) as transport:
-        await require_ready(transport)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=console) as progress:
-            task = progress.add_task("measuring", total=plan.num_requests)
+@dataclass(frozen=True, slots=True)
+class OpenedArms:
+    """The servers of a session, ready to be measured. `notes`: what they said of themselves when they were probed."""
 
-            def advance(record: RequestRecord) -> None:
-                place = f"{record.segment}, concurrency {record.concurrency}, {record.arm}"
-                progress.update(task, advance=1, description=place)
+    switch: ArmSwitch
+    notes: dict[str, str]
 
-            result = await run_bench(
-                session.deployment.config,
-                plan,
-                options,
-                transport=transport,
-                read_facts=read_facts,
-                artifact_dir=session.artifact_dir,
-                environment=client_environment(command, session.prompt_format),
-                on_record=advance,
+
+@asynccontextmanager
+async def open_arms(session: Session) -> AsyncIterator[OpenedArms]:
+    """Connect to the servers of `session` and probe them: transports learn there what the servers take and tell.
+
+    Raises `ServerUnreachableError` where one that should answer does not, and what `probe_transport` raises.
+    """
+    notes: dict[str, str] = {}
+    async with AsyncExitStack() as stack:
+        on = await stack.enter_async_context(open_transport(session.endpoint, session.timeout_s))
+        if session.off_endpoint is None:
+            await _probe(on, notes)
+            yield OpenedArms(PerRequestSwitch(on) if session.switch is SwitchKind.PER_REQUEST else AsServed(on), notes)
+            return
+        off = await stack.enter_async_context(open_transport(session.off_endpoint, session.timeout_s))
+        switch: ArmSwitch = TwoEndpoints(off, on, _place(session.off_endpoint), _place(session.endpoint))
+        if session.switch is SwitchKind.MODEL_CONTROL:
+            switch = ModelControlSwitch(
+                {Arm.OFF: off, Arm.ON: on},
+                {Arm.OFF: (session.off_endpoint.model,), Arm.ON: (session.endpoint.model,)},
+                session.model_control_url or "",
+                metrics_url=session.metrics_url,
             )
-            progress.update(task, description="measured")
-    return result
+        # The off arm last: a run begins with it, and loading a model can take minutes.
+        for arm, transport in ((Arm.ON, on), (Arm.OFF, off)):
+            await switch.activate(arm)
+            await _probe(transport, notes, arm)
+        yield OpenedArms(switch, notes)
 
 
-async def answer(session: Session, request: GenerationRequest, write: Callable[[str], None]) -> RequestRecord:
-    """Send one request and hand every piece of its text to `write` as it arrives."""
-    async with GrpcTransport(session.url, session.timeout_s) as transport:
-        job = Job(RequestLabel(request.segment or "query", 1, Arm.ON, 0, "query"), request)
-        record = await run_request(transport, job, on_message=lambda message: write(message.text))
-    if record.error is not None:
-        raise ClientError(record.error)
-    return record
+async def _probe(transport: OpenedTransport, notes: dict[str, str], arm: Arm | None = None) -> None:
+    await require_model(transport)
+    report = await probe_transport(transport)
+    suffix = "" if arm is None else f", {arm}"
+    notes[f"server{suffix}"] = report.server
+    if report.notes:
+        notes[f"probe{suffix}"] = "; ".join(report.notes)
 
 
-def check_prompt(prompt: str) -> str:
-    """`prompt`, or a `RequestError` when nothing could be answered."""
-    if not prompt.strip():
-        raise RequestError("PROMPT", "is empty", 'Give a question, as in make query PROMPT="What is a prime number?"')
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise RequestError("PROMPT", "is not valid UTF-8", "Send UTF-8 text") from error
-    return prompt
+async def require_model(transport: OpenedTransport) -> None:
+    """Raise `ServerUnreachableError` unless the model that `transport` asks is ready."""
+    if not await transport.is_ready():
+        raise ServerUnreachableError(
+            f"the server at {transport.url} is up but its model {transport.endpoint.model} is not ready. Check its "
+            "name, wait for it, or read why in the server's log (`make status` prints its path)"
+        )
 
 
-def parse_levels(text: str) -> tuple[int, ...]:
-    """`1,2,4` -> (1, 2, 4). Raises `RequestError` for anything that is not a whole number of at least 1."""
-    parts: Sequence[str] = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isascii() and part.isdigit() and int(part) >= 1 for part in parts):
-        raise RequestError("--concurrency", f"{text!r} is not a list of whole numbers", "Write for example 1,2,4,8")
-    return tuple(dict.fromkeys(int(part) for part in parts))
+@dataclass(frozen=True, slots=True)
+class AsServed:
+    """One server whose speculation cannot be turned off: it is measured as it is, and compared with nothing."""
+
+    transport: Transport
+    max_blocks: int = MAX_BLOCKS
+
+    async def activate(self, arm: Arm) -> bool:
+        """Nothing to do."""
+        del arm
+        return False
+
+    def transport_of(self, arm: Arm) -> Transport:
+        """The one server."""
+        del arm
+        return self.transport
+
+    def request_for(self, arm: Arm, request: GenerationRequest) -> GenerationRequest:
+        """Without a number of draft tokens, which not every server knows."""
+        del arm
+        return replace(request, num_draft_tokens=None)
+
+    def describe(self) -> str:
+        """For the record of the run."""
+        return "none: the server as it is"
+
+
+def _is_foreign(options: ServerOptions) -> bool:
+    """Whether the options name an endpoint that no deployment of ours describes."""
+    is_openai = (options.endpoint_type or "").removeprefix("openai-") in ("chat", "completions")
+    return options.deployment is None and (options.model is not None or is_openai)
+
+
+def _endpoint(
+    options: ServerOptions, deployment: LoadedDeployment | None, url: str | None, model: str | None
+) -> Endpoint:
+    if url is None and deployment is None:
+        raise RequestError("--url", "is missing", "Give the address of the endpoint, or --deployment")
+    if url is None and deployment is not None:
+        serving = deployment.config.serving
+        is_http = options.endpoint_type == EndpointKind.TRITON_HTTP
+        url = f"http://{serving.host}:{serving.http_port}" if is_http else f"{serving.host}:{serving.grpc_port}"
+    return parse_endpoint(
+        url or "",
+        options.endpoint_type,
+        model=model,
+        headers=options.header or (),
+        tls=Tls(options.tls_ca, options.tls_cert, options.tls_key, verify=not options.tls_no_verify),
+    )
+
+
+def _chosen_switch(options: ServerOptions, endpoint: Endpoint) -> SwitchKind:
+    """What was asked for, or what the other options make possible. Raises `ConfigError` for what contradicts itself."""
+    has_off = options.off_url is not None or options.off_model is not None
+    problems = OptionProblems()
+    switch = options.switch
+    if switch is None:
+        if has_off:
+            switch = SwitchKind.ENDPOINTS
+        else:
+            switch = SwitchKind.NONE if endpoint.kind.is_openai else SwitchKind.PER_REQUEST
+    if switch is SwitchKind.PER_REQUEST and endpoint.kind.is_openai:
+        remedy = "Name a server or model without speculation with --off-url or --off-model, or use --switch none"
+        problems.add("--switch", "OpenAI's calls have no field that turns speculation off", remedy)
+    if switch in (SwitchKind.PER_REQUEST, SwitchKind.NONE) and has_off:
+        problems.add("--switch", f"{switch} asks no second server or model", "Leave out --off-url and --off-model")
+    if switch is SwitchKind.ENDPOINTS and not has_off:
+        problems.add("--switch", "endpoints needs a second one", "Give --off-url, --off-model or both")
+    if switch is SwitchKind.MODEL_CONTROL and options.off_model is None:
+        problems.add("--switch", "model-control needs the model without speculation", "Give --off-model")
+    if switch is SwitchKind.MODEL_CONTROL and endpoint.kind.is_openai:
+        problems.add("--switch", "only Triton server loads and unloads models", "Use --endpoint-type triton-grpc")
+    problems.raise_if_any()
+    return switch
+
+
+def _model_control_url(options: ServerOptions, deployment: LoadedDeployment | None) -> str:
+    if options.model_control_url is not None:
+        return options.model_control_url
+    if deployment is None:
+        remedy = "Give the address of Triton server's HTTP service, http://host:8000"
+        raise RequestError("--model-control-url", "is missing", remedy)
+    serving = deployment.config.serving
+    return f"http://{serving.host}:{serving.http_port}"
+
+
+def _metrics_url(deployment: LoadedDeployment | None, endpoint: Endpoint) -> str:
+    """The config's page; without one where such servers usually have it."""
+    if deployment is not None:
+        serving = deployment.config.serving
+        return f"http://{serving.host}:{serving.metrics_port}/metrics"
+    parts = urlsplit(endpoint.base_url)
+    if endpoint.kind.is_openai:
+        return f"{parts.scheme}://{parts.netloc}/metrics"
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"http://{host}:{_METRICS_PORT}/metrics"
+
+
+def _rendering(options: ServerOptions, endpoint: Endpoint, name: str) -> tuple[Rendering, tuple[str, ...]]:
+    """Template and tokenizer: those named, else the current build's. Without a template prompts are sent raw, which
+    lowers acceptance and quality and is therefore said aloud."""
+    if options.raw and options.chat_template is not None:
+        raise RequestError("--raw", "contradicts --chat-template", "Give one of them")
+    template = None
+    if options.chat_template is not None:
+        template = load_chat_template(options.chat_template)
+    elif not options.raw:
+        template = find_chat_template(name, options.engines_root)
+    counter = (
+        load_token_counter(options.tokenizer)
+        if options.tokenizer is not None
+        else find_token_counter(name, options.engines_root)
+    )
+    is_noted = template is None and not options.raw and endpoint.kind is not EndpointKind.OPENAI_CHAT
+    note = f"no chat template in the current build of {name}: prompts are sent raw"
+    return Rendering(template, counter, endpoint.kind is EndpointKind.OPENAI_CHAT), (note,) if is_noted else ()
+
+
+def _place(endpoint: Endpoint) -> str:
+    return f"{endpoint.model} at {endpoint.url}"
+
+
+def _file_name(model: str) -> str:
+    """A model's name as a folder: hub ids hold a slash."""
+    return model.replace("/", "--")

@@ -83,6 +83,7 @@ class Message:
     """One streamed message: a delta of text and of token ids, stamped on arrival (`time.monotonic_ns`).
 
     `output_ids` None: the server sends no ids; `token_count` is then the number of tokens, where it says that.
+    The last message of an answer has `completion`; without text and tokens it has the stamp of the one before it.
     """
 
     recv_ns: int

@@ -74,8 +74,8 @@ class Deployed:
         return float(lines[0].rsplit(" ", 1)[1])
 
 
-def deploy(root: Path, name: str, overrides: dict[str, Any] | None = None, *, is_canary: bool = False) -> Deployed:
-    """Write a config, build, pack and serve it: the same calls as the command line makes."""
+def prepare(root: Path, name: str, overrides: dict[str, Any] | None = None) -> LoadedDeployment:
+    """Write a config, build and pack it: the same calls as the command line makes."""
     make_checkpoint(root / "configs" / "deployments" / "checkpoint")
     ports = {"http_port": free_port(), "grpc_port": free_port(), "metrics_port": free_port()}
     settings: dict[str, Any] = {
@@ -101,6 +101,12 @@ def deploy(root: Path, name: str, overrides: dict[str, Any] | None = None, *, is
     consent = Consent(allow=("draft-too-costly",))
     build_deployment(loaded, root / "engines", report=lambda line: None, consent=consent)
     pack_repository(loaded.config, root / "triton_repo")
+    return loaded
+
+
+def deploy(root: Path, name: str, overrides: dict[str, Any] | None = None, *, is_canary: bool = False) -> Deployed:
+    """Prepare a deployment and serve it."""
+    loaded = prepare(root, name, overrides)
     plan = plan_launch(
         loaded,
         engines_root=root / "engines",

@@ -8,52 +8,78 @@ from typing import Any
 
 import numpy as np
 
-from specdeploy.run_contract import Arm, MetricName, Percentile, PlannedDraftLen, RequestRecord, RunSummary, Slo
+from specdeploy.run_contract import (
+    Arm,
+    CellConditions,
+    FailureKind,
+    MetricName,
+    Objective,
+    Percentile,
+    PlannedDraftLen,
+    RequestRecord,
+    RunSummary,
+    Slo,
+)
 from specdeploy.units import NS_PER_MS
-from specdeploy_client.compare import compare_arms, group_cells, summarise_arm
+from specdeploy_client.record_table import ArmColumns, RecordTable
+from specdeploy_client.server_facts import ServerFacts
+from specdeploy_client.summary import RunFacts, TargetFacts, summarise_run
 from specdeploy_client.transport import Completion, GenerationRequest, Message, RequestRefusedError
 
 
 def make_record(
     arrivals_ms: Sequence[float] = (50, 60, 70),
-    sizes: Sequence[int] = (1, 1, 1),
+    sizes: Sequence[int] | None = (1, 1, 1),
     *,
     segment: str = "chat",
-    concurrency: int = 1,
+    concurrency: int | None = 1,
+    request_rate: float | None = None,
     arm: Arm = Arm.OFF,
     block: int = 0,
+    index: int = 0,
     prompt_id: str = "chat-01",
     send_ms: float = 0.0,
+    lag_ms: float = 0.0,
     ids: Sequence[int] | None = None,
     text: str = "hello",
     error: str | None = None,
+    failure: FailureKind | None = None,
+    finish_reason: str | None = None,
+    max_tokens: int | None = None,
+    ignore_eos: bool | None = None,
     steps: int | None = None,
     drafted: int | None = None,
     accepted: int | None = None,
     reported: int | None = -1,
     speculation: str | None = None,
 ) -> RequestRecord:
-    """A request sent at `send_ms` whose messages of `sizes` tokens arrived `arrivals_ms` later."""
-    send_ns = int(send_ms * NS_PER_MS)
-    times = [send_ns + int(arrival * NS_PER_MS) for arrival in arrivals_ms]
-    output_ids = tuple(range(sum(sizes))) if ids is None else tuple(ids)
+    """A request due at `send_ms`, sent `lag_ms` later, whose messages of `sizes` tokens arrived `arrivals_ms` after it
+    was due. `sizes` None: the server does not say how many tokens a message carries."""
+    due_ns = int(send_ms * NS_PER_MS)
+    times = [due_ns + int(arrival * NS_PER_MS) for arrival in arrivals_ms]
+    output_ids = tuple(range(sum(sizes or ()))) if ids is None else tuple(ids)
+    load = f"c{concurrency}" if request_rate is None else f"r{request_rate:g}"
     return RequestRecord(
-        request_id=f"{segment}-c{concurrency}-{arm}-{prompt_id}",
+        request_id=f"{segment}-{load}-{arm}-{prompt_id}",
         segment=segment,
-        concurrency=concurrency,
+        concurrency=concurrency if request_rate is None else None,
+        request_rate=request_rate,
         arm=arm,
         block=block,
-        index=0,
+        index=index,
         prompt_id=prompt_id,
-        scheduled_ns=send_ns,
-        send_ns=send_ns,
-        end_ns=times[-1] if times else send_ns,
+        scheduled_ns=due_ns,
+        send_ns=due_ns + int(lag_ms * NS_PER_MS),
+        end_ns=times[-1] if times else due_ns,
         message_ns=tuple(times),
-        message_tokens=tuple(sizes),
+        message_tokens=None if sizes is None else tuple(sizes),
         output_ids=output_ids,
         text=text,
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos,
         error=error,
-        finish_reason=None if error else "length",
+        failure=failure,
+        finish_reason=finish_reason or (None if error else "length"),
         input_token_count=10,
         output_token_count=len(output_ids) if reported == -1 else reported,
         num_steps=steps,
@@ -65,8 +91,9 @@ def make_record(
 
 def make_cell(
     segment: str = "chat",
-    concurrency: int = 1,
+    concurrency: int | None = 1,
     *,
+    request_rate: float | None = None,
     num_pairs: int = 20,
     speedup: float = 1.5,
     num_tokens: int = 33,
@@ -81,8 +108,11 @@ def make_cell(
         common: dict[str, Any] = {
             "segment": segment,
             "concurrency": concurrency,
+            "request_rate": request_rate,
             "block": index // 5,
+            "index": index,
             "prompt_id": f"p{index}",
+            "max_tokens": num_tokens,
         }
         sizes = [1] * num_tokens
         off = [80 + step * (i + 1) * float(rng.uniform(0.98, 1.02)) for i in range(num_tokens)]
@@ -92,7 +122,7 @@ def make_cell(
         at = 10_000.0 * index
         records.append(
             make_record(
-                off,
+                sorted(off),
                 sizes,
                 arm=Arm.OFF,
                 send_ms=at,
@@ -105,7 +135,7 @@ def make_cell(
         )
         records.append(
             make_record(
-                on,
+                sorted(on),
                 on_sizes,
                 arm=Arm.ON,
                 send_ms=at + 5_000,
@@ -119,6 +149,12 @@ def make_cell(
     return records
 
 
+def make_columns(records: Sequence[RequestRecord]) -> ArmColumns:
+    """The columns of records of one arm of one cell."""
+    ((columns,),) = (arms.values() for arms in RecordTable.from_records(records).cells.values())
+    return columns
+
+
 def make_summary(
     records: Sequence[RequestRecord],
     *,
@@ -128,39 +164,35 @@ def make_summary(
     expected_concurrency: int = 4,
     planned: Sequence[PlannedDraftLen] = (PlannedDraftLen(segment="chat", draft_len=4),),
     slos: Sequence[Slo] = (),
+    objectives: Sequence[Objective] = (),
+    conditions: Sequence[CellConditions] = (),
     environment: dict[str, str] | None = None,
     effective_concurrency: int | None = None,
+    interrupted: str | None = None,
 ) -> RunSummary:
     """A RunSummary of `records` as the bench would write it."""
-    cells = group_cells(records)
-    return RunSummary(
-        deployment=deployment,
+    target = TargetFacts(deployment, expected_concurrency, tuple(slos), tuple(planned))
+    facts = ServerFacts(
         build_id=build_id,
         lane="torch",
         method="ngram",
-        max_draft_len=4,
         dtype=dtype,
-        server_threads=1,
+        threads=1,
+        max_draft_len=4,
+        effective_concurrency=effective_concurrency,
+        concurrency_limit=None if effective_concurrency is None else "serving.max_rows",
+    )
+    run = RunFacts(
         budget="quick",
         random_seed=0,
         started_at="2026-01-01T12:00:00+00:00",
         duration_s=93.4,
-        expected_concurrency=expected_concurrency,
-        slos=tuple(slos),
-        planned=tuple(planned),
-        cells=tuple(
-            summarise_arm(key[0], key[1], arm, arms[arm]) for key, arms in cells.items() for arm in Arm if arm in arms
-        ),
-        comparisons=tuple(
-            compare_arms(key, arms[Arm.OFF], arms[Arm.ON], metric, 0)
-            for key, arms in cells.items()
-            if Arm.OFF in arms and Arm.ON in arms
-            for metric in MetricName
-        ),
         environment=environment or {"command": "specdeploy-client smoke"},
-        effective_concurrency=effective_concurrency,
-        concurrency_limit=None if effective_concurrency is None else "serving.max_rows",
+        objectives=tuple(objectives),
+        conditions=tuple(conditions),
+        interrupted=interrupted,
     )
+    return summarise_run(RecordTable.from_records(records), target, facts, run)
 
 
 def make_slo(max_ms: float, percentile: Percentile = Percentile.P50, segment: str = "chat") -> Slo:

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from specdeploy.errors import ClientError
-from specdeploy_client.chat import ChatTemplate, find_chat_template, load_chat_template, render_user_prompt
+from specdeploy_client.chat import (
+    ChatTemplate,
+    find_chat_template,
+    find_target_folder,
+    load_chat_template,
+    render_turns,
+    render_user_prompt,
+)
 
 CHATML = """{% for message in messages %}
     {% if loop.first and message['role'] != 'system' %}
@@ -36,6 +43,20 @@ def test_one_user_message_up_to_the_answer() -> None:
     rendered = render_user_prompt(ChatTemplate(CHATML, "x"), "<b>Gr\u00fc\u00dfe</b> & 'so'")
     # Blocks leave no blanks behind (trim_blocks, lstrip_blocks), and nothing is escaped.
     assert rendered == RENDERED
+
+
+def test_turns_alternate_between_user_and_assistant() -> None:
+    rendered = render_turns(ChatTemplate(CHATML, "x"), ("one", "1", "two"))
+    assert rendered == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n\n<|im_start|>user\none<|im_end|>\n\n"
+        "<|im_start|>assistant\n1<|im_end|>\n\n<|im_start|>user\ntwo<|im_end|>\n\n<|im_start|>assistant\n\n"
+    )
+
+
+def test_the_target_of_the_current_build_is_found(tmp_path: Path) -> None:
+    assert find_target_folder("demo", tmp_path) is None
+    _build(tmp_path, {})
+    assert find_target_folder("demo", tmp_path) == tmp_path / "b1" / "target"
 
 
 def test_the_template_of_the_current_build_is_found(tmp_path: Path) -> None:

@@ -1,57 +1,58 @@
 """Commands, their exit codes and what they print."""
 
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from specdeploy.run_contract import GateConfig, IntegrityReport, PlannedDraftLen, RunSummary, Status, Verdict
-from specdeploy_client import cli, session
+from helpers.mock_llm_server import MockBehaviour, MockFailure, MockLlmServer
+from helpers.served_mock import serve_mock
+from specdeploy.run_contract import IntegrityCheck, IntegrityReport, MetricName, RunSummary, Status, Verdict
+from specdeploy_client import cli, cli_measure, server_counters
 from specdeploy_client.artifacts import write_model
-from specdeploy_client.bench import write_counters
-from specdeploy_client.console import integrity_panel, run_table, truth_line, verdict_panel, void_notes
-from specdeploy_client.gate import judge
-from specdeploy_client.records import RecordWriter
-from specdeploy_client.server_facts import SegmentCounters, ServerFacts
-from unit.specdeploy_client.fabricate import MockTransport, make_cell, make_record, make_summary
+from specdeploy_client.exit_codes import EXIT_CODES
+from specdeploy_client.records import RecordWriter, load_records
+from specdeploy_client.server_counters import write_counters
+from specdeploy_client.server_facts import SegmentCounters
+from unit.specdeploy_client.fabricate import make_cell, make_summary
 
 ROOT = Path(__file__).parents[3]
 GATE = ROOT / "configs" / "gates" / "default.yaml"
 DEMO = str(ROOT / "configs" / "deployments" / "demo.yaml")
+INFO = {
+    "deployment": "demo",
+    "build_id": "b1",
+    "lane": "torch",
+    "method": "ngram",
+    "dtype": "float32",
+    "max_draft_len": "4",
+    "prefix_cache": "off",
+}
 
 
-class _Server(MockTransport):
-    """A mock that is opened like the real transport."""
-
-    url = "mock:1"
-
-    async def __aenter__(self) -> "_Server":
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        pass
-
-    async def is_ready(self) -> bool:
-        return True
+@pytest.fixture(scope="module")
+def mock() -> Iterator[MockLlmServer]:
+    with serve_mock() as server:
+        yield server
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> _Server:
-    mock = _Server(ttft_s=0.0005, gap_s=0.0002, num_tokens=8)
-
-    async def read_facts(metrics_url: str) -> ServerFacts:
-        counters = {}
-        for segment in {request.segment for request in mock.requests if request.segment}:
-            on = [r for r in mock.requests if r.segment == segment and r.num_draft_tokens]
-            steps = 4 * len(on)
-            counters[segment] = SegmentCounters(steps, 4 * steps, steps, (steps,))
-        return ServerFacts("demo", "b1", "torch", "ngram", "float32", 1, 4, counters)
-
-    monkeypatch.setattr(session, "GrpcTransport", lambda url, timeout_s: mock)
-    monkeypatch.setattr(session, "read_server_facts", read_facts)
+def server(mock: MockLlmServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MockLlmServer:
+    """A fast server of deployment demo; commands run in an empty folder."""
+    mock.behaviour = MockBehaviour(info=INFO)
+    mock.requests.clear()
+    monkeypatch.setattr(server_counters, "_SETTLE_INTERVAL_S", 0.0)
     monkeypatch.chdir(tmp_path)
     return mock
+
+
+def _demo(server: MockLlmServer) -> list[str]:
+    return ["--deployment", DEMO, "--url", server.grpc_url, "--metrics-url", server.metrics_url]
 
 
 def _save(folder: Path, records: list[Any], **changes: Any) -> RunSummary:
@@ -62,7 +63,12 @@ def _save(folder: Path, records: list[Any], **changes: Any) -> RunSummary:
 
 def _integrity(folder: Path, status: Status) -> None:
     report = IntegrityReport(
-        deployment="demo", build_id="b1", dtype="float32", created_at="now", status=status, checks=()
+        deployment="demo",
+        build_id="b1",
+        dtype="float32",
+        created_at="now",
+        status=status,
+        checks=(IntegrityCheck(name="output tokens on = off", status=status, detail="seen"),),
     )
     write_model(folder / "integrity" / "b1-demo.json", report)
 
@@ -76,7 +82,9 @@ def test_gate_exit_codes(tmp_path: Path, speedup: float, exit_code: int) -> None
     assert result.exit_code == exit_code, result.output
     assert cli.main(arguments) == exit_code
     verdict = Verdict.model_validate_json((tmp_path / "verdict.json").read_text())
-    assert cli.EXIT_CODES[verdict.status] == exit_code
+    assert EXIT_CODES[verdict.status] == exit_code
+    assert "<testsuites" in (tmp_path / "verdict.junit.xml").read_text()
+    assert (tmp_path / "verdict.md").is_file()
 
 
 def test_report_writes_a_page_with_further_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,9 +109,7 @@ def test_a_report_explains_its_ratio_from_the_records_beside_it(tmp_path: Path) 
             writer.write(record)
     write_counters(tmp_path / "server_counters.json", {"chat": SegmentCounters(100, 300, 55, (40, 15))})
     assert cli.main(["report", "--artifact-dir", str(tmp_path)]) == 0
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "accepts 1.00 tokens per step; a step takes 3.3" in page
-    assert "0.40 0.15" in page
+    assert "tokens per step" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -112,17 +118,26 @@ def test_a_report_explains_its_ratio_from_the_records_beside_it(tmp_path: Path) 
         (["bench", "--no-such-option"], "No such option"),
         (["bench", "--request-count", "0"], "--request-count"),
         (["bench", "--warmup-request-count", "0"], "--warmup-request-count"),
+        (["bench", "--ui", "curses"], "dashboard"),
         (["nonsense"], "nonsense"),
         (["query"], "PROMPT"),
         (["query", " ", "--deployment", DEMO], "PROMPT: is empty"),
         (["query", "\udcff", "--deployment", DEMO], "PROMPT: is not valid UTF-8"),
-        (["bench", "--concurrency", "1,x"], "--concurrency: '1,x'"),
-        (["bench", "--concurrency", "0"], "--concurrency: '0'"),
-        (["bench", "--budget", "huge"], "--budget: 'huge' is not a budget. Use one of quick, full, row"),
+        (["bench", "--deployment", DEMO, "--concurrency", "1,x"], "--concurrency: '1,x'"),
+        (["bench", "--deployment", DEMO, "--concurrency", "0"], "--concurrency: '0'"),
+        (["bench", "--deployment", DEMO, "--budget", "huge"], "'huge' is not a budget. Use one of quick, full, row"),
+        (["bench", "--deployment", DEMO, "--segments", "poetry"], "demo has no segment poetry"),
         (["bench", "--deployment", "nowhere/none.yaml"], "none.yaml"),
+        (["bench", "--deployment", DEMO, "--url", "carrier pigeon"], "--url: 'carrier pigeon'"),
+        (["bench", "--model", "m"], "--url: is missing"),
+        (["bench", "--model", "m", "--url", "h:1"], "--draft-len: is missing"),
+        (["bench", "--endpoint-type", "openai-chat", "--url", "http://h"], "--model: an OpenAI-compatible server"),
         (["query", "hi", "--deployment", DEMO, "--raw", "--chat-template", "x"], "contradicts"),
         (["gate", "--artifact-dir", "nowhere"], "run_summary.json: cannot be read"),
         (["report", "--artifact-dir", "nowhere"], "Measure with `specdeploy-client bench`"),
+        (["compare", "nowhere"], "Measure with `specdeploy-client bench`"),
+        (["import", "nowhere.json"], "nowhere.json: cannot be read"),
+        (["import", DEMO, "--concurrency", "1,2"], "--concurrency: a file has one load"),
     ],
 )
 def test_bad_usage_exits_64_with_one_message(
@@ -134,6 +149,21 @@ def test_bad_usage_exits_64_with_one_message(
     assert "Traceback" not in shown.err + shown.out
 
 
+def test_all_wrong_options_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--concurrency", "x", "--request-rate", "1", "--goodput", "speed:1", "--metric-percentiles", "12"]
+    assert cli.main(["bench", "--deployment", DEMO, *arguments, "--arrival-smoothness", "2"]) == 64
+    message = capsys.readouterr().err
+    for option in ("--concurrency", "--request-rate", "--goodput", "--metric-percentiles", "--arrival-smoothness"):
+        assert option in message
+
+
+def test_a_broken_prompt_file_is_named_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"id": "a", "prompt": "x", "segment": "chat"}\n{broken\n')
+    assert cli.main(["bench", "--deployment", DEMO, "--input-file", str(prompts)]) == 64
+    assert "prompts.jsonl:2" in capsys.readouterr().err
+
+
 def test_a_broken_gate_file_lists_everything_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gate = tmp_path / "gate.yaml"
     gate.write_text("name: x\nmax_ratio: -1\ncolour: red\n")
@@ -143,10 +173,14 @@ def test_a_broken_gate_file_lists_everything_at_once(tmp_path: Path, capsys: pyt
     assert "colour" in message
 
 
-def test_an_absent_server_exits_1_with_its_address(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["query", "hi", "--deployment", DEMO, "--url", "127.0.0.1:1", "--raw"]) == 1
+@pytest.mark.parametrize(("command", "exit_code"), [(["query", "hi"], 1), (["bench"], 2), (["smoke"], 2)])
+def test_an_absent_server_is_named(
+    command: list[str], exit_code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert cli.main([*command, "--deployment", DEMO, "--url", "127.0.0.1:1", "--raw"]) == exit_code
     message = capsys.readouterr().err
-    assert "no Triton server answers at 127.0.0.1:1" in message
+    assert "127.0.0.1:1" in message
     assert "make serve" in message
 
 
@@ -159,84 +193,150 @@ def test_a_defect_exits_70_and_an_interrupt_130(
 
         return load
 
-    monkeypatch.setattr(cli, "load_deployment", raising(ZeroDivisionError()))
+    monkeypatch.setattr(cli_measure, "open_session", raising(ZeroDivisionError()))
     assert cli.main(["bench"]) == 70
     assert "defect" in capsys.readouterr().err
-    monkeypatch.setattr(cli, "load_deployment", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(cli_measure, "open_session", raising(KeyboardInterrupt()))
     assert cli.main(["bench"]) == 130
 
 
-def test_query_streams_and_ends_with_one_line_of_truth(server: _Server, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["query", "What [bold]is[/bold] it?", "--deployment", DEMO, "--max-tokens", "5", "--raw"]) == 0
+def test_query_streams_and_ends_with_one_line_of_truth(
+    server: MockLlmServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["query", "What [bold]is[/bold] it?", *_demo(server), "--max-tokens", "5", "--raw"]) == 0
     answer, truth = capsys.readouterr().out.rstrip("\n").split("\n")
-    assert answer == "x" * 5
-    assert truth.startswith("tokens 5 | steps 5 | drafted 0 | accepted 0 | mean acceptance length n/a | TTFT ")
+    assert len(answer.split()) == 5
+    assert truth.startswith("tokens 5 | steps 3 | drafted 12 | accepted 2 | mean acceptance length 1.67 | TTFT ")
     (request,) = server.requests
     assert (request.num_draft_tokens, request.prompt) == (None, "What [bold]is[/bold] it?")
 
 
-def test_without_a_chat_template_a_note_is_shown(server: _Server, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["query", "hi", "--deployment", DEMO]) == 0
+def test_without_a_chat_template_a_note_is_shown(server: MockLlmServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["query", "hi", *_demo(server)]) == 0
     assert "note: no chat template" in capsys.readouterr().err
 
 
-def test_smoke_leaves_every_artefact_and_returns_the_verdict(server: _Server, tmp_path: Path) -> None:
-    server.gap_s = 0.002
-    exit_code = cli.main(
-        ["smoke", "--deployment", DEMO, "--segments", "code_edit", "--request-count", "20", "--gate", str(GATE)]
-    )
+def test_smoke_leaves_every_artefact_and_returns_the_verdict(server: MockLlmServer, tmp_path: Path) -> None:
+    arguments = ["--segments", "code_edit", "--request-count", "20", "--concurrency", "2", "--gate", str(GATE)]
+    exit_code = cli.main(["smoke", *_demo(server), *arguments])
     folder = tmp_path / "artifacts" / "demo"
-    names = {path.name for path in folder.iterdir()}
-    assert names == {
+    assert {path.name for path in folder.iterdir()} == {
         "records.jsonl",
         "run_summary.json",
         "server_counters.json",
         "integrity.json",
         "verdict.json",
+        "verdict.junit.xml",
+        "verdict.md",
         "report.html",
     }
     verdict = Verdict.model_validate_json((folder / "verdict.json").read_text())
-    assert exit_code == cli.EXIT_CODES[verdict.status] == 2  # two segments of the plan were not measured
+    assert exit_code == EXIT_CODES[verdict.status] == 2  # two segments of the plan were not measured
     integrity = IntegrityReport.model_validate_json((tmp_path / "engines/integrity/b1-demo.json").read_text())
     assert integrity.status is Status.PASS, integrity
     assert cli.main(["verify", "--from-run", "--deployment", DEMO]) == 0
 
 
-def test_verify_measures_into_its_own_folder(server: _Server, tmp_path: Path) -> None:
-    assert cli.main(["verify", "--deployment", DEMO, "--segments", "chat", "--request-count", "8"]) == 0
+def test_verify_measures_into_its_own_folder(server: MockLlmServer, tmp_path: Path) -> None:
+    assert cli.main(["verify", *_demo(server), "--segments", "chat", "--request-count", "8"]) == 0
     assert (tmp_path / "artifacts/demo/verify/integrity.json").is_file()
     assert (tmp_path / "engines/integrity/b1-demo.json").is_file()
 
 
-def test_compare_shows_every_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _save(tmp_path, make_cell())
-    assert cli.main(["compare", str(tmp_path / "run_summary.json")]) == 0
+SHORT = ["--segments", "chat", "--concurrency", "2", "--request-count", "8", "--max-tokens", "6", "--ui", "none"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"failure": MockFailure.REFUSE, "fail_numbers": frozenset({16, 20})}, "requests failed"),
+        ({"failure": MockFailure.CLOSE_EARLY, "fail_numbers": frozenset({16})}, "1 of 8 requests failed"),
+        ({"failure": MockFailure.ERROR_MID_STREAM, "fail_numbers": frozenset({16})}, "1 of 8 requests failed"),
+        ({"failure": MockFailure.WRONG_DTYPE, "fail_numbers": frozenset({16})}, "1 of 8 requests failed"),
+        ({"num_tokens": 3}, "8 of 8 answers are shorter than asked"),
+    ],
+)
+def test_a_run_that_is_not_whole_is_saved_and_inconclusive(
+    server: MockLlmServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], message: str
+) -> None:
+    server.behaviour = replace(server.behaviour, **change)
+    assert cli.main(["bench", *_demo(server), *SHORT]) == 2
+    assert message in capsys.readouterr().err
+    folder = tmp_path / "artifacts" / "demo"
+    assert len(load_records(folder / "records.jsonl")) == 16
+    summary = RunSummary.model_validate_json((folder / "run_summary.json").read_text())
+    assert any(comparison.void_reasons for comparison in summary.comparisons)
+
+
+def test_a_wrong_model_name_is_inconclusive(server: MockLlmServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", *_demo(server), *SHORT, "--model", "nothing"]) == 2
+    assert "nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("endpoint_type", ["openai-completions", "openai-chat", "triton-http"])
+def test_a_foreign_endpoint_is_measured_as_it_is(server: MockLlmServer, tmp_path: Path, endpoint_type: str) -> None:
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text("".join(json.dumps({"id": f"p{i}", "prompt": f"prompt {i}"}) + "\n" for i in range(12)))
+    arguments = ["--url", server.http_url, "--endpoint-type", endpoint_type, "--model", "llm", "--switch", "none"]
+    load = ["--concurrency", "2", "--request-count", "8", "--max-tokens", "6", "--input-file", str(prompts)]
+    assert cli.main(["bench", *arguments, *load]) == 0
+    summary = RunSummary.model_validate_json((tmp_path / "artifacts/llm/run_summary.json").read_text())
+    (cell,) = summary.cells
+    assert (cell.arm, cell.num_requests, cell.num_errors) == ("on", 8, 0)
+    assert summary.switch == "none: the server as it is"
+    assert summary.comparisons == ()
+    assert {request.num_draft_tokens for request in server.requests} == {None}
+
+
+def test_two_endpoints_are_compared(server: MockLlmServer, tmp_path: Path) -> None:
+    server.behaviour = replace(server.behaviour, step_s=0.002)
+    with serve_mock(MockBehaviour(draft_len=0, step_s=0.002)) as off:
+        arguments = [*_demo(server), *SHORT, "--off-url", off.grpc_url]
+        assert cli.main(["bench", *arguments]) == 0
+        assert off.requests
+    summary = RunSummary.model_validate_json((tmp_path / "artifacts/demo/run_summary.json").read_text())
+    assert summary.switch.startswith("two endpoints: off llm at localhost")
+    assert {c.num_pairs for c in summary.comparisons if c.metric is MetricName.E2E} == {8}
+    assert summary.conditions[0].counter_mismatch is None
+
+
+def test_an_open_loop_sends_at_its_times(server: MockLlmServer, tmp_path: Path) -> None:
+    load = ["--segments", "chat", "--request-rate", "50", "--arrival-pattern", "constant", "--max-tokens", "6"]
+    assert cli.main(["bench", *_demo(server), *load, "--request-count", "10", "--ui", "dashboard"]) == 0
+    records = load_records(tmp_path / "artifacts/demo/records.jsonl")
+    for block in (0, 1):
+        off = sorted(r.scheduled_ns for r in records if (r.arm, r.block) == ("off", block))
+        assert {later - earlier for earlier, later in pairwise(off)} == {20_000_000}
+    assert {record.request_rate for record in records} == {50.0}
+
+
+def test_compare_shows_every_run_and_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _save(tmp_path / "a", make_cell())
+    _save(tmp_path / "b", make_cell(speedup=0.5), build_id="b2")
+    assert cli.main(["compare", str(tmp_path / "a" / "run_summary.json")]) == 0
     assert "chat" in capsys.readouterr().out
-
-
-def test_missing_counts_are_shown_as_such() -> None:
-    line = truth_line(make_record((50,), (1,), steps=None))
-    assert line == (
-        "tokens 1 | steps n/a | drafted n/a | accepted n/a | mean acceptance length n/a | TTFT 50 ms | TPOT n/a | "
-        "e2e 50 ms | speculation n/a"
-    )
-
-
-def test_terminal_tables_render(capsys: pytest.CaptureFixture[str]) -> None:
-    summary = make_summary(
-        [*make_cell(concurrency=4), *make_cell("code_edit", 1, num_pairs=3)],
-        planned=[PlannedDraftLen(segment="chat", draft_len=4)],
-    )
-    report = IntegrityReport(
-        deployment="demo", build_id="b1", dtype="float32", created_at="", status=Status.PASS, checks=()
-    )
-    for part in (
-        run_table(summary),
-        verdict_panel(judge(summary, report, GateConfig(name="x"))),
-        integrity_panel(report),
-    ):
-        cli.stdout.print(part, width=120)
+    page = tmp_path / "changes.md"
+    assert cli.main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(page)]) == 0
     shown = capsys.readouterr().out
-    assert "0.6" in shown
-    assert void_notes(summary) == ["code_edit at concurrency 1 is void: too few pairs: 3, at least 8 are needed"]
-    assert "verdict: pass" in shown
+    assert "b2" in shown
+    assert "b2" in page.read_text()
+
+
+def test_what_is_exported_can_be_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = make_cell()
+    summary = _save(tmp_path / "run", records)
+    with RecordWriter(tmp_path / "run" / "records.jsonl") as writer:
+        for record in records:
+            writer.write(record)
+    for tool, name in (("aiperf", "profile_export.jsonl"), ("vllm", "*.json")):
+        output = tmp_path / tool
+        assert cli.main(["export", str(tmp_path / "run"), "--format", tool, "--output", str(output)]) == 0
+        on_files = sorted(path for path in output.rglob(name) if "-on" in str(path.relative_to(output)))
+        assert on_files, sorted(output.rglob("*"))
+        into = tmp_path / f"from-{tool}"
+        arguments = ["--arm", "on", "--concurrency", "1", "--artifact-dir", str(into)]
+        assert cli.main(["import", str(on_files[0]), *arguments]) == 0, capsys.readouterr().err
+        (cell,) = RunSummary.model_validate_json((into / "run_summary.json").read_text()).cells
+        (own,) = (cell for cell in summary.cells if cell.arm == "on")
+        assert cell.num_requests == own.num_requests
+        assert cell.e2e_ms.p50 == pytest.approx(own.e2e_ms.p50, rel=0.01)

@@ -101,8 +101,9 @@ def test_max_ratio_asks_for_more_than_faster() -> None:
     summary = make_summary(make_cell(concurrency=4, speedup=1.2))
     assert _judge(summary).status is Status.PASS
     strict = _judge(summary, gate=GateConfig(name="strict", max_ratio=0.5))
-    assert strict.decisions[0].action == "switch off"
+    assert strict.decisions[0].action == "speculate"  # it gains, only less than is asked
     assert strict.status is Status.FAIL
+    assert "faster, but by less than the gate asks: e2e on/off 0.8" in _finding(strict, "plan for chat").detail
 
 
 @pytest.mark.parametrize(
@@ -148,9 +149,28 @@ def test_integrity(integrity: IntegrityReport | None, status: Status) -> None:
     assert relaxed.status is Status.PASS
 
 
-def test_a_build_nobody_knows_is_not_vouched_for() -> None:
-    summary = make_summary(make_cell(concurrency=4), build_id=None)
-    assert judge(summary, _integrity(build_id=None), GATE).status is Status.INCONCLUSIVE
+@pytest.mark.parametrize("integrity", [_integrity(build_id=None), _integrity(), None])
+def test_a_server_that_names_no_build_is_not_vouched_for(integrity: IntegrityReport | None) -> None:
+    finding = _finding(judge(make_summary(make_cell(concurrency=4), build_id=None), integrity, GATE), "integrity")
+    assert finding.status is Status.INCONCLUSIVE
+    assert finding.detail.startswith("the server names no build, so no integrity report can be known to be of it")
+    assert "verify" not in finding.detail  # it would not help
+
+
+@pytest.mark.parametrize(
+    ("integrity", "detail"),
+    [
+        (_integrity(build_id="older"), "the report is of build older (measured: b1): run `specdeploy-client verify`"),
+        (_integrity(dtype="bfloat16"), "the report is of dtype bfloat16 (measured: float32): run"),
+        (_integrity(build_id=None), "the report names no build, and so vouches for none"),
+        (_integrity().model_copy(update={"checks": ()}), "the report holds no check: run"),
+        (None, "no integrity report: run"),
+    ],
+)
+def test_why_a_report_vouches_for_nothing(integrity: IntegrityReport | None, detail: str) -> None:
+    finding = _finding(judge(make_summary(make_cell(concurrency=4)), integrity, GATE), "integrity")
+    assert finding.status is Status.INCONCLUSIVE
+    assert finding.detail.startswith(detail)
 
 
 def test_errors_beyond_the_allowed_rate_fail() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specdeploy.run_contract import Arm, RequestRecord, Status
+from specdeploy.run_contract import Arm, FailureKind, RequestRecord, Status
 from specdeploy_client import integrity
 from specdeploy_client.server_facts import SegmentCounters
 from unit.specdeploy_client.fabricate import make_record
@@ -164,3 +164,38 @@ def test_no_records_prove_nothing() -> None:
         [], deployment="demo", build_id=None, dtype="float32", server_counters={}, created_at="now"
     )
     assert report.status is Status.INCONCLUSIVE
+
+
+def test_a_server_that_went_away_proves_nothing_and_a_refusal_fails() -> None:
+    def with_failure(failure: FailureKind | None) -> Status:
+        changes = {"error": "gone", "failure": failure}
+        records = _arm(Arm.OFF, 3)
+        return integrity.check_requests_finished([*records, records[0].model_copy(update=changes)]).status
+
+    assert with_failure(FailureKind.UNREACHABLE) is Status.INCONCLUSIVE
+    assert with_failure(FailureKind.CANCELLED) is Status.INCONCLUSIVE
+    assert with_failure(FailureKind.REFUSED) is Status.FAIL
+    assert with_failure(FailureKind.STREAM_CLOSED) is Status.FAIL
+
+
+def test_without_token_ids_answers_are_compared_as_texts() -> None:
+    def textual(records: list[RequestRecord], text: str = "same") -> list[RequestRecord]:
+        return [record.model_copy(update={"output_ids": (), "text": text}) for record in records]
+
+    off, on = textual(_arm(Arm.OFF, 9)), textual(_arm(Arm.ON, 9))
+    check = integrity.check_outputs(off + on, "float32")
+    assert (check.status, check.num_compared) == (Status.PASS, 9)
+    assert "the server sends no token ids" in check.detail
+    check = integrity.check_outputs(off + textual(_arm(Arm.ON, 9), "some"), "float32")
+    assert (check.status, check.num_different) == (Status.FAIL, 9)
+    assert "text differs at character 1: 'ome' on, 'ame' off" in check.detail
+    assert integrity.check_texts(off + on).status is Status.INCONCLUSIVE
+    assert integrity.check_reported_lengths(off + on).status is Status.PASS
+
+
+def test_a_server_that_says_nothing_of_drafts_is_no_proof_against_them() -> None:
+    silent = {"num_draft_tokens": None, "num_accepted_tokens": None, "num_steps": None, "speculation": None}
+    records = [record.model_copy(update=silent) for record in _arm(Arm.OFF, 3) + _arm(Arm.ON, 3)]
+    check = integrity.check_drafting(records)
+    assert check.status is Status.INCONCLUSIVE
+    assert "server says: nothing" in check.detail

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from specdeploy.run_contract import Arm, RequestRecord
-from specdeploy_client.compare import pair_by_prompt
+from specdeploy.run_contract import Acceptance, Arm, CellConditions, Load, RequestRecord
 from specdeploy_client.console import methods_table
 from specdeploy_client.methods import (
     MeasuredRun,
@@ -19,8 +18,8 @@ from specdeploy_client.methods import (
     measure_steps,
     run_names,
 )
-from specdeploy_client.server_facts import SegmentCounters
-from unit.specdeploy_client.fabricate import make_cell, make_record, make_summary
+from specdeploy_client.record_table import RecordTable
+from unit.specdeploy_client.fabricate import make_cell, make_columns, make_record, make_summary
 
 LOSES = "accepts 0.31 tokens per step; a step takes 1.40 times a plain one, so it would need 0.40"
 
@@ -50,15 +49,28 @@ def _run(
 ) -> MeasuredRun:
     records = [record for cell in cells for record in make_cell(*cell, speedup=speedup)]
     summary = make_summary(records, **changes)  # type: ignore[arg-type]
-    counters = {"chat": SegmentCounters(100, 300, 60, (40, 15, 5))}
-    return MeasuredRun(summary.model_copy(update={"method": method}), tuple(records), counters)
+    told = tuple(_conditions(segment, level, 100, (40, 15, 5)) for segment, level in cells if segment == "chat")
+    changed = summary.model_copy(update={"method": method, "conditions": told})
+    return MeasuredRun(changed, RecordTable.from_records(records))
+
+
+def _conditions(segment: str, level: int, num_drafts: int | None, accepted: tuple[int, ...] | None) -> CellConditions:
+    return CellConditions(segment=segment, concurrency=level, num_drafts=num_drafts, accepted_per_pos=accepted)
+
+
+def _measure(pairs: Sequence[tuple[RequestRecord, RequestRecord]]) -> StepCosts | None:
+    """`measure_steps` of pairs, numbered in their order."""
+    off, on = (
+        make_columns([pair[side].model_copy(update={"index": i}) for i, pair in enumerate(pairs)]) for side in (0, 1)
+    )
+    return measure_steps(off, on)
 
 
 def test_steps_are_counted_after_the_first_token() -> None:
     """Off: 12 steps of 40 ms. On: 8 steps of 50 ms that accept 4 tokens. The first token's step counts for neither."""
     off = _answer(Arm.OFF, 100.0, 40.0, [0] * 12)
     on = _answer(Arm.ON, 130.0, 50.0, [1, 0, 2, 0, 0, 1, 0, 0])
-    costs = measure_steps([(off, on)])
+    costs = _measure([(off, on)])
     assert costs == StepCosts(40.0, 50.0, 0.5, 100.0, 130.0)
     assert (costs.step_ratio, costs.break_even, costs.tokens_per_step) == (1.25, 0.25, 1.5)
 
@@ -69,7 +81,7 @@ def test_break_even_is_where_decoding_takes_as_long_as_without(accepted: list[in
     """a > r - 1 exactly when the same tokens took less time after the first."""
     on = _answer(Arm.ON, 100.0, step, accepted)
     off = _answer(Arm.OFF, 100.0, 40.0, [0] * (len(accepted) + sum(accepted)))
-    costs = measure_steps([(off, on)])
+    costs = _measure([(off, on)])
     assert costs is not None
     on_time, off_time = step * len(accepted), 40.0 * (len(accepted) + sum(accepted))
     if on_time != off_time:
@@ -79,7 +91,7 @@ def test_break_even_is_where_decoding_takes_as_long_as_without(accepted: list[in
 def test_one_slow_request_does_not_move_the_step_times() -> None:
     pairs = [(_answer(Arm.OFF, 100.0, 40.0, [0] * 4), _answer(Arm.ON, 100.0, 50.0, [1, 0])) for _ in range(4)]
     pairs.append((_answer(Arm.OFF, 100.0, 4000.0, [0] * 4), _answer(Arm.ON, 900.0, 9000.0, [1, 0])))
-    costs = measure_steps(pairs)
+    costs = _measure(pairs)
     assert costs is not None
     assert (costs.plain_step_ms, costs.step_ms, costs.ttft_ms) == (40.0, 50.0, 100.0)
 
@@ -94,8 +106,13 @@ def test_one_slow_request_does_not_move_the_step_times() -> None:
     ],
 )
 def test_records_without_step_counts_tell_nothing(on: RequestRecord) -> None:
-    assert measure_steps([(_answer(Arm.OFF, 100.0, 40.0, [0] * 4), on)]) is None
-    assert measure_steps([]) is None
+    assert _measure([(_answer(Arm.OFF, 100.0, 40.0, [0] * 4), on)]) is None
+
+
+def test_without_a_pair_there_are_no_costs() -> None:
+    off = make_columns([_answer(Arm.OFF, 100.0, 40.0, [0] * 4)])
+    on = make_columns([_answer(Arm.ON, 100.0, 40.0, [1] * 4, index=1)])
+    assert measure_steps(off, on) is None
 
 
 @pytest.mark.parametrize(
@@ -155,10 +172,10 @@ def test_a_method_that_wins_loses_or_is_undecided_says_so() -> None:
 
 def test_what_was_not_measured_is_not_judged() -> None:
     void = make_cell(num_pairs=3)
-    row = _only(MeasuredRun(make_summary(void), tuple(void)))
-    assert row.sentence == "not decided: the measurement is void: too few pairs: 3, at least 8 are needed"
+    row = _only(MeasuredRun(make_summary(void), RecordTable.from_records(void)))
+    assert row.sentence.startswith("not decided: the measurement is void: too few pairs: 3 ")
     only_on = [record for record in make_cell() if record.arm is Arm.ON]
-    row = _only(MeasuredRun(make_summary(only_on), tuple(only_on)))
+    row = _only(MeasuredRun(make_summary(only_on), RecordTable.from_records(only_on)))
     assert row.sentence == "not decided: speculation on and off were not both measured"
     assert row.costs is None
     row = _only(_run(cells=[("chat", 4)], effective_concurrency=2))
@@ -166,7 +183,7 @@ def test_what_was_not_measured_is_not_judged() -> None:
 
 
 def test_without_records_the_ratio_still_decides() -> None:
-    row = _only(MeasuredRun(_run(speedup=1.9).summary))
+    row = _only(MeasuredRun(make_summary(make_cell("chat", 1, speedup=1.9))))
     assert row.sentence == "pays: what a step costs is not known: no records, or no step counts in them"
     assert row.acceptance_per_position == ()
     assert row.acceptance_rate is not None
@@ -200,17 +217,47 @@ def test_names_tell_runs_apart() -> None:
     assert run_names([demo, demo.model_copy(update={"deployment": "other"})]) == ("ngram, demo", "ngram, other")
 
 
-def test_pairs_of_a_cell_give_its_costs() -> None:
-    """The row's costs are those of its own cell and of requests that finished."""
+def test_the_costs_of_a_row_are_those_of_its_own_cell() -> None:
     run = _run(cells=[("chat", 1), ("chat", 4)])
-    first = compare_methods([run])[0]
-    own = [record for record in run.records if record.concurrency == 1]
-    off, on = ([record for record in own if record.arm is arm] for arm in (Arm.OFF, Arm.ON))
-    assert first.costs == measure_steps(pair_by_prompt(off, on, same_block=True))
+    assert run.table is not None
+    own = run.table.cells["chat", Load(1)]
+    costs = measure_steps(own[Arm.OFF], own[Arm.ON])
+    assert costs is not None
+    assert compare_methods([run])[0].costs == costs
 
 
-def test_acceptance_by_position_needs_drafts() -> None:
-    assert marginal_acceptance(None) == marginal_acceptance(SegmentCounters()) == ()
+def test_acceptance_by_position_is_pooled_over_the_cells_of_a_segment() -> None:
+    """100 drafts with (60, 20) and 300 with (90, 30, 12), which got one position further; other segments are apart."""
+    summary = make_summary([]).model_copy(
+        update={
+            "conditions": (
+                _conditions("chat", 1, 100, (60, 20)),
+                _conditions("chat", 4, 300, (90, 30, 12)),
+                _conditions("code_edit", 1, 10, (10, 10)),
+                _conditions("chat", 8, None, None),
+            )
+        }
+    )
+    assert marginal_acceptance(summary, "chat") == (0.375, 0.125, 0.03)
+    assert marginal_acceptance(summary, "chat", Load(1)) == (0.6, 0.2)
+    assert marginal_acceptance(summary, "chat", Load(8)) == marginal_acceptance(summary, "rag") == ()
+
+
+def test_acceptance_by_position_falls_back_to_what_the_answers_told() -> None:
+    summary = make_summary(make_cell("chat", 1))
+    told = Acceptance(
+        num_steps=10,
+        num_draft_tokens=20,
+        num_accepted_tokens=9,
+        acceptance_rate=0.45,
+        mean_acceptance_length=1.9,
+        rate_per_pos=(0.5, 0.25),
+    )
+    cells = tuple(
+        cell.model_copy(update={"acceptance": told}) if cell.arm is Arm.ON else cell for cell in summary.cells
+    )
+    assert marginal_acceptance(summary, "chat") == ()
+    assert marginal_acceptance(summary.model_copy(update={"cells": cells}), "chat") == (0.5, 0.25)
 
 
 def test_the_terminal_table_holds_every_method_and_reason() -> None:
