@@ -19,7 +19,7 @@ from truth_model import Scenario, draw_truth, planted
 from truth_runs import REAL_CONCURRENCY, REAL_PAIRS, Run, measure_real, measure_virtual, record_virtual, summarise
 
 from specdeploy.run_contract import Arm, MetricName, Percentile
-from specdeploy_client.stats import CONFIDENCE
+from specdeploy_client.comparison.stats import CONFIDENCE
 
 SCENARIOS = (Scenario("5 % slower", 1.05), Scenario("10 % faster", 0.90), Scenario("no difference", 1.0))
 RIGHT = {"5 % slower": "switch off", "10 % faster": "speculate", "no difference": "measure more"}

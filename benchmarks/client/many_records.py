@@ -24,7 +24,7 @@ import orjson
 
 from specdeploy.run_contract import Arm, PlannedDraftLen
 from specdeploy_client.artifacts import RECORDS_FILE, RUN_SUMMARY_FILE, write_model
-from specdeploy_client.record_table import RecordTable
+from specdeploy_client.records.table import RecordTable
 from specdeploy_client.server_facts import ServerFacts
 from specdeploy_client.summary import RunFacts, TargetFacts, summarise_run
 

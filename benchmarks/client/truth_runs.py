@@ -22,14 +22,14 @@ from specdeploy.run_contract import (
     RequestRecord,
     RunSummary,
 )
-from specdeploy_client.arms import PerRequestSwitch
-from specdeploy_client.cell import Cell, CellRequest
-from specdeploy_client.gate import judge
-from specdeploy_client.loadgen import Clock, run_cell
-from specdeploy_client.record_table import RecordTable
-from specdeploy_client.sequential import SequentialStop, final_confidence
+from specdeploy_client.comparison.sequential import SequentialStop, final_confidence
+from specdeploy_client.comparison.stats import CONFIDENCE
+from specdeploy_client.judging.gate import judge
+from specdeploy_client.load.arms import PerRequestSwitch
+from specdeploy_client.load.cell import Cell, CellRequest
+from specdeploy_client.load.loadgen import Clock, run_cell
+from specdeploy_client.records.table import RecordTable
 from specdeploy_client.server_facts import ServerFacts
-from specdeploy_client.stats import CONFIDENCE
 from specdeploy_client.summary import RunFacts, TargetFacts, summarise_run
 from specdeploy_client.transport import Transport
 from specdeploy_client.transports.endpoint import open_transport, parse_endpoint

@@ -17,7 +17,6 @@ from specdeploy.config.schema import DeploymentConfig
 from specdeploy.errors import ClientError
 from specdeploy.run_contract import Arm, CellConditions, MetricName, Objective, Percentile, RequestRecord, RunSummary
 from specdeploy.units import ns_to_ms
-from specdeploy_client.arms import ArmSwitch, ModelControlSwitch
 from specdeploy_client.artifacts import (
     RECORDS_FILE,
     RUN_SUMMARY_FILE,
@@ -26,15 +25,16 @@ from specdeploy_client.artifacts import (
     write_model,
 )
 from specdeploy_client.bench_plan import BenchOptions, BenchPlan
-from specdeploy_client.cell import Cell
-from specdeploy_client.loadgen import CellRun, ServerLostError, run_cell
+from specdeploy_client.comparison.sequential import SequentialStop, final_confidence
+from specdeploy_client.comparison.stats import CONFIDENCE
+from specdeploy_client.load.arms import ArmSwitch, ModelControlSwitch
+from specdeploy_client.load.cell import Cell
+from specdeploy_client.load.loadgen import CellRun, ServerLostError, run_cell
 from specdeploy_client.reconcile import CounterIncrease, counter_increase
-from specdeploy_client.record_table import CellKey, RecordTable
-from specdeploy_client.records import RecordsLostError, RecordWriter
-from specdeploy_client.sequential import SequentialStop, final_confidence
+from specdeploy_client.records.files import RecordsLostError, RecordWriter
+from specdeploy_client.records.table import CellKey, RecordTable
 from specdeploy_client.server_counters import ReadFacts, add_increases, read_settled_facts, write_counters
 from specdeploy_client.server_facts import SegmentCounters, ServerFacts
-from specdeploy_client.stats import CONFIDENCE
 from specdeploy_client.summary import RunFacts, TargetFacts, describe_positions, summarise_run
 
 

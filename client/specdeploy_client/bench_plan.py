@@ -7,8 +7,8 @@ from specdeploy.config.schema import DeploymentConfig
 from specdeploy.contract import Dtype
 from specdeploy.errors import RequestError
 from specdeploy.run_contract import Arm, Load
-from specdeploy_client.arrivals import ArrivalPattern, Arrivals
-from specdeploy_client.cell import MAX_IN_FLIGHT, Cell, CellRequest, RenderTurns
+from specdeploy_client.load.arrivals import ArrivalPattern, Arrivals
+from specdeploy_client.load.cell import MAX_IN_FLIGHT, Cell, CellRequest, RenderTurns
 from specdeploy_client.summary import planned_draft_len
 from specdeploy_client.workloads.base import Workload, WorkRequest
 

@@ -11,16 +11,17 @@ from typing import Any, cast
 import typer
 
 from specdeploy.errors import ClientError, ConfigError, RequestError, SpecDeployError
-from specdeploy_client import cli_files, cli_measure
-from specdeploy_client.cli_options import spread_options
-from specdeploy_client.exit_codes import (
+from specdeploy_client.commands import files as cli_files
+from specdeploy_client.commands import measure as cli_measure
+from specdeploy_client.commands.exit_codes import (
     EXIT_FAILED,
     EXIT_INCONCLUSIVE,
     EXIT_INTERNAL,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
 )
-from specdeploy_client.terminal import print_error, stderr
+from specdeploy_client.commands.options import spread_options
+from specdeploy_client.commands.terminal import print_error, stderr
 
 # typer carries its own copy of click in newer versions; its base class of usage errors is found without naming either.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]

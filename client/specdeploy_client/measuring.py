@@ -7,19 +7,19 @@ from rich.console import Console
 
 from specdeploy.errors import ClientError, RequestError
 from specdeploy.run_contract import Arm, GateConfig, Load, MetricName, Percentile, RequestRecord
-from specdeploy_client.arrivals import ArrivalPattern
 from specdeploy_client.bench import BenchResult, Judging, client_environment, run_bench
 from specdeploy_client.bench_plan import BUDGETS, VERIFY_BUDGET, BenchOptions, BenchPlan, plan_bench
-from specdeploy_client.cli_options import LoadOptions, ResultOptions, SwitchKind, UiKind, WorkloadOptions
-from specdeploy_client.loadgen import Job, RequestLabel, run_request
-from specdeploy_client.option_values import (
+from specdeploy_client.commands.option_values import (
     OptionProblems,
     parse_goodput,
     parse_levels,
     parse_percentiles,
     parse_rates,
 )
-from specdeploy_client.progress import show_progress
+from specdeploy_client.commands.options import LoadOptions, ResultOptions, SwitchKind, UiKind, WorkloadOptions
+from specdeploy_client.commands.progress import show_progress
+from specdeploy_client.load.arrivals import ArrivalPattern
+from specdeploy_client.load.loadgen import Job, RequestLabel, run_request
 from specdeploy_client.server_facts import ServerFacts, read_server_facts
 from specdeploy_client.session import Session, open_arms, require_model
 from specdeploy_client.summary import TargetFacts

@@ -34,7 +34,7 @@ from specdeploy.run_contract import (
 )
 from specdeploy.units import NS_PER_MS, NS_PER_S, ns_to_ms
 from specdeploy_client.block_time import closed_block_time_ns, open_block_time_ns
-from specdeploy_client.histogram import LogHistogram
+from specdeploy_client.records.histogram import LogHistogram
 
 # Above this many tokens per step, accepted drafts must exist; a count of zero is then a broken counter.
 TOKENS_PER_STEP_WITHOUT_DRAFTS = 1.05

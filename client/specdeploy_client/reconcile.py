@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from specdeploy.run_contract import Arm, CellConditions
-from specdeploy_client.record_columns import NOT_REPORTED
-from specdeploy_client.record_table import ArmColumns
+from specdeploy_client.records.columns import NOT_REPORTED
+from specdeploy_client.records.table import ArmColumns
 from specdeploy_client.server_facts import ServerFacts
 
 

@@ -14,16 +14,16 @@ from specdeploy_client.artifacts import (
     load_model,
     write_text,
 )
-from specdeploy_client.console import integrity_panel, methods_table, verdict_line, verdict_panel
-from specdeploy_client.gate import judge
-from specdeploy_client.integrity import check_integrity, integrity_path, write_integrity
-from specdeploy_client.methods import compare_methods
-from specdeploy_client.record_table import RecordTable
-from specdeploy_client.records import load_records
-from specdeploy_client.report import ReportInput, render_report
+from specdeploy_client.commands.terminal import stdout
+from specdeploy_client.judging.gate import judge
+from specdeploy_client.judging.integrity import check_integrity, integrity_path, write_integrity
+from specdeploy_client.judging.verdict_files import write_verdict_files
+from specdeploy_client.records.files import load_records
+from specdeploy_client.records.table import RecordTable
+from specdeploy_client.reporting.console import integrity_panel, methods_table, verdict_line, verdict_panel
+from specdeploy_client.reporting.methods import compare_methods
+from specdeploy_client.reporting.report import ReportInput, render_report
 from specdeploy_client.server_counters import load_counters
-from specdeploy_client.terminal import stdout
-from specdeploy_client.verdict_files import write_verdict_files
 
 
 def default_artifact_dir(deployment: str) -> Path:

@@ -10,11 +10,11 @@ from specdeploy.config.load import LoadedDeployment, load_deployment
 from specdeploy.config.schema import DeploymentConfig
 from specdeploy.errors import RequestError
 from specdeploy.run_contract import Arm
-from specdeploy_client.arms import ArmSwitch, ModelControlSwitch, PerRequestSwitch, TwoEndpoints
-from specdeploy_client.arrivals import MAX_BLOCKS
 from specdeploy_client.chat import find_chat_template, load_chat_template
-from specdeploy_client.cli_options import DEFAULT_DEPLOYMENT, ServerOptions, SwitchKind
-from specdeploy_client.option_values import OptionProblems
+from specdeploy_client.commands.option_values import OptionProblems
+from specdeploy_client.commands.options import DEFAULT_DEPLOYMENT, ServerOptions, SwitchKind
+from specdeploy_client.load.arms import ArmSwitch, ModelControlSwitch, PerRequestSwitch, TwoEndpoints
+from specdeploy_client.load.arrivals import MAX_BLOCKS
 from specdeploy_client.transport import GenerationRequest, ServerUnreachableError, Transport
 from specdeploy_client.transports.base import OpenedTransport
 from specdeploy_client.transports.endpoint import Endpoint, EndpointKind, Tls, open_transport, parse_endpoint

@@ -19,15 +19,15 @@ from specdeploy.run_contract import (
     Slo,
 )
 from specdeploy_client import arm_metrics
-from specdeploy_client.compare import compare_cell
-from specdeploy_client.crossover import find_crossovers
+from specdeploy_client.comparison.compare import compare_cell
+from specdeploy_client.comparison.crossover import find_crossovers
+from specdeploy_client.comparison.stats import CONFIDENCE
+from specdeploy_client.comparison.voids import VoidFacts
 from specdeploy_client.metrics import histogram_percentiles_ms, percentiles_ms
 from specdeploy_client.reconcile import CounterIncrease, reconcile
-from specdeploy_client.record_columns import NOT_REPORTED
-from specdeploy_client.record_table import ArmColumns, CellKey, RecordTable
+from specdeploy_client.records.columns import NOT_REPORTED
+from specdeploy_client.records.table import ArmColumns, CellKey, RecordTable
 from specdeploy_client.server_facts import SegmentCounters, ServerFacts
-from specdeploy_client.stats import CONFIDENCE
-from specdeploy_client.voids import VoidFacts
 
 # They draft from earlier answers, so a prompt that was seen before drafts better.
 REMEMBERING_METHODS = frozenset({Method.SUFFIX.value, Method.AUTO.value})

@@ -8,11 +8,11 @@ from statistics import median
 
 from specdeploy.contract import OTHER_SEGMENT
 from specdeploy.run_contract import Arm, RequestRecord
-from specdeploy_client.cell import Cell, CellRequest
-from specdeploy_client.load_loops import BlockSender
+from specdeploy_client.load.cell import Cell, CellRequest
+from specdeploy_client.load.loops import BlockSender
+from specdeploy_client.load.ramps import ramp_offsets_ns
+from specdeploy_client.load.request_run import RecordSink
 from specdeploy_client.metrics import e2e_ns, is_answered, tpot_ns, ttft_ns
-from specdeploy_client.ramps import ramp_offsets_ns
-from specdeploy_client.request_run import RecordSink
 
 MIN_WARMUP_TOKENS = 8
 MIN_WARMUP_STEPS = 2

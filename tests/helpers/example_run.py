@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from specdeploy.run_contract import Arm, CellConditions, Load, MetricName, Objective, PlannedDraftLen, RunSummary
-from specdeploy_client.histogram import LogHistogram
-from specdeploy_client.record_table import ArmColumns, CellKey, RecordTable
+from specdeploy_client.records.histogram import LogHistogram
+from specdeploy_client.records.table import ArmColumns, CellKey, RecordTable
 from specdeploy_client.server_facts import ServerFacts
 from specdeploy_client.summary import RunFacts, TargetFacts, summarise_run
 

@@ -13,7 +13,7 @@ from integration.conftest import Deployed, deploy
 from specdeploy.run_contract import Arm, FailureKind, IntegrityReport, RunSummary, Status
 from specdeploy.serving.server import stop_server
 from specdeploy_client.cli import main
-from specdeploy_client.records import load_records
+from specdeploy_client.records.files import load_records
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ from specdeploy.run_contract import Arm, MetricName, RunSummary, VoidCode
 from specdeploy.serving.launch import LaunchPlan, plan_launch
 from specdeploy.serving.server import start_server, stop_server
 from specdeploy_client.cli import main
-from specdeploy_client.records import load_records
+from specdeploy_client.records.files import load_records
 
 pytestmark = pytest.mark.integration
 

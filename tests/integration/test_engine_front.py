@@ -35,7 +35,7 @@ from specdeploy.runtime.request import GenerationRequest
 from specdeploy.serving.launch import plan_launch
 from specdeploy.serving.server import start_server, stop_server
 from specdeploy.trtllm.facts import triton_model
-from specdeploy_client.grpc_transport import GrpcTransport
+from specdeploy_client.transports.triton_grpc import GrpcTransport
 
 pytestmark = pytest.mark.integration
 

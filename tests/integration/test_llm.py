@@ -17,7 +17,6 @@ from tokenizers import Tokenizer
 from integration.conftest import Deployed, deploy
 from specdeploy.serving.server import stop_server
 from specdeploy_client.cli import main as client_main
-from specdeploy_client.grpc_transport import GrpcTransport
 from specdeploy_client.transport import (
     Completion,
     GenerationRequest,
@@ -25,6 +24,8 @@ from specdeploy_client.transport import (
     RequestRefusedError,
     ServerUnreachableError,
 )
+from specdeploy_client.transports.endpoint import EndpointKind, parse_endpoint
+from specdeploy_client.transports.triton_grpc import GrpcTransport
 
 pytestmark = pytest.mark.integration
 
@@ -46,7 +47,7 @@ def request(prompt: str = PROMPTS[0], max_tokens: int = 24, **fields: Any) -> Ge
 
 def run(deployed: Deployed, work: Callable[[GrpcTransport], Coroutine[Any, Any, Any]], timeout_s: float = 60.0) -> Any:
     async def session() -> Any:
-        async with GrpcTransport(deployed.grpc_url, timeout_s) as transport:
+        async with GrpcTransport(parse_endpoint(deployed.grpc_url, EndpointKind.TRITON_GRPC), timeout_s) as transport:
             return await work(transport)
 
     return asyncio.run(session())

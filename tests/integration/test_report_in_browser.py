@@ -9,8 +9,8 @@ import pytest
 from helpers.chromium import Chromium, find_chromium
 from helpers.example_run import open_run, small_run
 from specdeploy.run_contract import GateConfig
-from specdeploy_client.gate import judge
-from specdeploy_client.report import ReportInput, render_report
+from specdeploy_client.judging.gate import judge
+from specdeploy_client.reporting.report import ReportInput, render_report
 
 EXECUTABLE = find_chromium()
 pytestmark = [

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from specdeploy.run_contract import FailureKind, MetricName, Objective, RequestRecord
 from specdeploy_client import arm_metrics, metrics
-from specdeploy_client.pairing import metric_column
-from specdeploy_client.record_columns import FAILURE_CODES
-from specdeploy_client.record_table import ArmColumns, RecordTable
+from specdeploy_client.comparison.pairing import metric_column
+from specdeploy_client.records.columns import FAILURE_CODES
+from specdeploy_client.records.table import ArmColumns, RecordTable
 from unit.specdeploy_client.fabricate import make_record
 
 OBJECTIVES = (Objective(metric=MetricName.TTFT, max_ms=60.0), Objective(metric=MetricName.TPOT, max_ms=20.0))

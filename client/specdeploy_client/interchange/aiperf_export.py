@@ -22,8 +22,8 @@ from specdeploy.units import NS_PER_S
 from specdeploy_client.artifacts import write_text
 from specdeploy_client.interchange.aiperf_format import RECORDS_NAME, STATISTICS_NAME
 from specdeploy_client.interchange.samples import ArmKey, ArmSamples, Latencies, as_floats, export_name, open_atomically
+from specdeploy_client.judging.run_lookup import find_cell
 from specdeploy_client.metrics import is_cancelled, num_tokens
-from specdeploy_client.run_lookup import find_cell
 
 _SCHEMA_VERSION = "1.4"
 _WRITER = "specdeploy"

@@ -14,7 +14,7 @@ from specdeploy_client.interchange.guidellm import RESULT_NAME, import_guidellm
 from specdeploy_client.interchange.imported import ImportedRun, ImportLabels, parse_json, read_text
 from specdeploy_client.interchange.vllm_bench import import_vllm_bench
 from specdeploy_client.interchange.vllm_export import export_vllm_bench
-from specdeploy_client.record_table import RecordTable
+from specdeploy_client.records.table import RecordTable
 from specdeploy_client.summary import summarise_arm
 
 

@@ -17,8 +17,8 @@ from specdeploy.run_contract import Acceptance, RequestRecord, RunSummary
 from specdeploy.units import NS_PER_S
 from specdeploy_client.artifacts import write_text
 from specdeploy_client.interchange.samples import ArmKey, ArmSamples, as_floats, export_name
+from specdeploy_client.judging.run_lookup import find_cell
 from specdeploy_client.metrics import is_answered, is_cancelled, num_tokens
-from specdeploy_client.run_lookup import find_cell
 
 _DATE_FORMAT = "%Y%m%d-%H%M%S"
 _PERCENTILES = (50, 90, 95, 99)

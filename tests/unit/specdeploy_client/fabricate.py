@@ -21,7 +21,7 @@ from specdeploy.run_contract import (
     Slo,
 )
 from specdeploy.units import NS_PER_MS
-from specdeploy_client.record_table import ArmColumns, RecordTable
+from specdeploy_client.records.table import ArmColumns, RecordTable
 from specdeploy_client.server_facts import ServerFacts
 from specdeploy_client.summary import RunFacts, TargetFacts, summarise_run
 from specdeploy_client.transport import Completion, GenerationRequest, Message, RequestRefusedError

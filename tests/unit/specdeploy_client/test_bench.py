@@ -13,11 +13,11 @@ import pytest
 from specdeploy.errors import ClientError
 from specdeploy.run_contract import Arm, FailureKind, MetricName, Objective, Percentile, RunSummary, Status, VoidCode
 from specdeploy_client import bench, server_counters
-from specdeploy_client.arms import PerRequestSwitch
 from specdeploy_client.bench import BenchResult, Judging, run_bench
 from specdeploy_client.bench_plan import BUDGETS, BenchOptions, plan_bench
-from specdeploy_client.integrity import check_integrity
-from specdeploy_client.records import RecordWriter, load_records
+from specdeploy_client.judging.integrity import check_integrity
+from specdeploy_client.load.arms import PerRequestSwitch
+from specdeploy_client.records.files import RecordWriter, load_records
 from specdeploy_client.server_counters import load_counters, write_counters
 from specdeploy_client.server_facts import SegmentCounters, ServerFacts
 from specdeploy_client.transport import ServerUnreachableError

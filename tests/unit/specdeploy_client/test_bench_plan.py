@@ -8,7 +8,6 @@ import pytest
 from specdeploy.config.schema import DeploymentConfig
 from specdeploy.errors import RequestError
 from specdeploy.run_contract import Arm, Load
-from specdeploy_client.arrivals import ArrivalPattern, Arrivals
 from specdeploy_client.bench_plan import (
     BUDGETS,
     UNPLANNED_DRAFT_LEN,
@@ -17,7 +16,8 @@ from specdeploy_client.bench_plan import (
     BenchPlan,
     plan_bench,
 )
-from specdeploy_client.stats import MIN_PAIRS
+from specdeploy_client.comparison.stats import MIN_PAIRS
+from specdeploy_client.load.arrivals import ArrivalPattern, Arrivals
 from specdeploy_client.workloads.base import WorkRequest
 
 SEGMENTS = ("chat", "code_edit", "summarisation")

@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 from helpers.mock_llm_server import MockBehaviour, MockFailure, MockLlmServer
 from helpers.served_mock import serve_mock
 from specdeploy.run_contract import IntegrityCheck, IntegrityReport, MetricName, RunSummary, Status, Verdict
-from specdeploy_client import cli, cli_measure, server_counters
+from specdeploy_client import cli, server_counters
 from specdeploy_client.artifacts import write_model
-from specdeploy_client.exit_codes import EXIT_CODES
-from specdeploy_client.records import RecordWriter, load_records
+from specdeploy_client.commands import measure as cli_measure
+from specdeploy_client.commands.exit_codes import EXIT_CODES
+from specdeploy_client.records.files import RecordWriter, load_records
 from specdeploy_client.server_counters import write_counters
 from specdeploy_client.server_facts import SegmentCounters
 from unit.specdeploy_client.fabricate import make_cell, make_summary

@@ -7,12 +7,12 @@ import pytest
 
 from helpers.virtual_time import VirtualServer, run_virtual
 from specdeploy.run_contract import Arm, Load, MetricName, Percentile
-from specdeploy_client.arms import PerRequestSwitch
-from specdeploy_client.cell import Cell, CellRequest
-from specdeploy_client.compare import compare_cell
-from specdeploy_client.loadgen import run_cell
-from specdeploy_client.record_table import ArmColumns, RecordTable
-from specdeploy_client.voids import VoidFacts
+from specdeploy_client.comparison.compare import compare_cell
+from specdeploy_client.comparison.voids import VoidFacts
+from specdeploy_client.load.arms import PerRequestSwitch
+from specdeploy_client.load.cell import Cell, CellRequest
+from specdeploy_client.load.loadgen import run_cell
+from specdeploy_client.records.table import ArmColumns, RecordTable
 
 NUM_PAIRS = 240
 # Rarely does a draft come true, and a step costs what it then brings: both arms are equally fast.

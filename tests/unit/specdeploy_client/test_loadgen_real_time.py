@@ -8,9 +8,9 @@ import pytest
 
 from helpers.mock_llm_server import MockBehaviour, MockFailure, MockLlmServer
 from specdeploy.run_contract import Arm, FailureKind, Load, RequestRecord
-from specdeploy_client.arms import PerRequestSwitch
-from specdeploy_client.arrivals import ArrivalPattern, Arrivals
-from specdeploy_client.loadgen import Cell, CellRequest, CellRun, ServerLostError, run_cell
+from specdeploy_client.load.arms import PerRequestSwitch
+from specdeploy_client.load.arrivals import ArrivalPattern, Arrivals
+from specdeploy_client.load.loadgen import Cell, CellRequest, CellRun, ServerLostError, run_cell
 from specdeploy_client.transports.endpoint import EndpointKind, open_transport, parse_endpoint
 
 MS = 1_000_000

@@ -8,7 +8,7 @@ import pytest
 from helpers.trained_tokenizers import rendering_of
 from specdeploy.errors import ClientError
 from specdeploy.run_contract import GateConfig, MetricName, Percentile
-from specdeploy_client.cli_options import LoadOptions, ResultOptions, ServerOptions, WorkloadOptions
+from specdeploy_client.commands.options import LoadOptions, ResultOptions, ServerOptions, WorkloadOptions
 from specdeploy_client.measuring import Measurement, plan_measurement
 from specdeploy_client.session import open_session
 from specdeploy_client.workloads.render import Rendering

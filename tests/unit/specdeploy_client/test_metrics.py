@@ -6,7 +6,7 @@ import pytest
 from specdeploy.run_contract import FailureKind, MetricName, Objective, Percentile
 from specdeploy.units import NS_PER_MS
 from specdeploy_client import metrics
-from specdeploy_client.histogram import LogHistogram
+from specdeploy_client.records.histogram import LogHistogram
 from unit.specdeploy_client.fabricate import make_record
 
 

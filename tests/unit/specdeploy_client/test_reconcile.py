@@ -4,7 +4,7 @@ import pytest
 
 from specdeploy.run_contract import Arm, CellConditions, RequestRecord
 from specdeploy_client.reconcile import CounterIncrease, counter_increase, counter_mismatch, reconcile
-from specdeploy_client.record_table import ArmColumns
+from specdeploy_client.records.table import ArmColumns
 from specdeploy_client.server_facts import SegmentCounters, ServerFacts
 from unit.specdeploy_client.fabricate import make_cell, make_columns, make_record
 

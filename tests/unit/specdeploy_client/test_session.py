@@ -9,8 +9,8 @@ import pytest
 from helpers.mock_llm_server import MockBehaviour, MockLlmServer
 from specdeploy.errors import ConfigError, RequestError
 from specdeploy.run_contract import Arm
-from specdeploy_client.arms import ModelControlSwitch, PerRequestSwitch, TwoEndpoints
-from specdeploy_client.cli_options import ServerOptions, SwitchKind
+from specdeploy_client.commands.options import ServerOptions, SwitchKind
+from specdeploy_client.load.arms import ModelControlSwitch, PerRequestSwitch, TwoEndpoints
 from specdeploy_client.session import AsServed, Session, open_arms, open_session
 from specdeploy_client.transport import GenerationRequest, ServerUnreachableError
 from specdeploy_client.transports.endpoint import EndpointKind

@@ -19,7 +19,7 @@ from specdeploy.run_contract import (
     RunSummary,
     VoidCode,
 )
-from specdeploy_client.record_table import RecordTable
+from specdeploy_client.records.table import RecordTable
 from specdeploy_client.server_facts import ServerFacts
 from specdeploy_client.summary import RunFacts, TargetFacts, summarise_run
 from unit.specdeploy_client.fabricate import make_cell, make_record, make_summary

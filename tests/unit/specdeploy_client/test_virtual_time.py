@@ -50,9 +50,7 @@ def test_a_set_acceptance_and_step_time_come_out() -> None:
     messages = run_virtual(main)
     sizes = [message.num_tokens or 0 for message in messages[1:-1]]
     assert np.mean(sizes) == pytest.approx(VirtualServer(lambda: 0).tokens_per_step(4), rel=0.02)
-    assert {later.recv_ns - earlier.recv_ns for earlier, later in itertools.pairwise(messages)} == {
-        25_000_000
-    }
+    assert {later.recv_ns - earlier.recv_ns for earlier, later in itertools.pairwise(messages)} == {25_000_000}
     completion = messages[-1].completion
     assert completion is not None
     assert completion.num_steps == len(messages) - 1

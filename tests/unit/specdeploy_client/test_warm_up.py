@@ -7,10 +7,10 @@ import pytest
 
 from helpers.virtual_time import Clock, VirtualServer, run_virtual
 from specdeploy.run_contract import Arm, Load, RequestRecord
-from specdeploy_client.arms import PerRequestSwitch
-from specdeploy_client.arrivals import ArrivalPattern, Arrivals
-from specdeploy_client.cell import Cell, CellRequest
-from specdeploy_client.loadgen import run_cell
+from specdeploy_client.load.arms import PerRequestSwitch
+from specdeploy_client.load.arrivals import ArrivalPattern, Arrivals
+from specdeploy_client.load.cell import Cell, CellRequest
+from specdeploy_client.load.loadgen import run_cell
 from specdeploy_client.metrics import e2e_ns
 from specdeploy_client.transport import GenerationRequest, RequestRefusedError
 from specdeploy_client.warm_up import expected_in_flight, warmup_requests

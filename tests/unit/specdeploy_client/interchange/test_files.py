@@ -10,11 +10,11 @@ from helpers.exported_runs import export, exported_record, exported_summary, fai
 from specdeploy.errors import ClientError, ConfigError
 from specdeploy.run_contract import Arm, FailureKind, GateConfig, Load, RunSummary, Status
 from specdeploy.units import NS_PER_MS
-from specdeploy_client.gate import judge
 from specdeploy_client.interchange.files import ExportFormat, import_file, summarise_import
 from specdeploy_client.interchange.imported import ImportLabels
+from specdeploy_client.judging.gate import judge
+from specdeploy_client.judging.stored_runs import compare_runs
 from specdeploy_client.metrics import e2e_ns, icl_ns, is_cancelled, tpot_ns, ttft_ns
-from specdeploy_client.stored_runs import compare_runs
 
 DATA = Path(__file__).parent / "data"
 LABELS = ImportLabels(segment="chat")

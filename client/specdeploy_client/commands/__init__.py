@@ -1,0 +1,1 @@
+"""The commands of the console script and their options."""

@@ -1,0 +1,1 @@
+"""Two arms beside each other: pairs, intervals, reasons to void, crossover."""

@@ -1,0 +1,1 @@
+"""From summaries to verdicts, and the files that carry them."""

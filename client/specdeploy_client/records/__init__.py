@@ -1,0 +1,1 @@
+"""What a run observed: lines on disk, columns in memory."""

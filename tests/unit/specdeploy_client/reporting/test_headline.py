@@ -1,0 +1,161 @@
+"""A run in sentences: what was measured, what came out, and where it stops paying."""
+
+import pytest
+
+from specdeploy.run_contract import (
+    Crossover,
+    Load,
+    MetricName,
+    PlannedDraftLen,
+    RequestRecord,
+    SegmentDecision,
+    Status,
+    Verdict,
+)
+from specdeploy_client.reporting.headline import (
+    crossover_lines,
+    describe_change,
+    describe_crossover,
+    describe_run,
+    headline,
+    join_words,
+    reported_loads,
+)
+from unit.specdeploy_client.fabricate import make_cell, make_summary
+
+PLANNED = (
+    PlannedDraftLen(segment="code_edit", draft_len=4),
+    PlannedDraftLen(segment="chat", draft_len=4),
+    PlannedDraftLen(segment="summarisation", draft_len=0, off_reason="no gain"),
+)
+
+
+@pytest.fixture(scope="module")
+def records() -> list[RequestRecord]:
+    return [
+        *make_cell("code_edit", 1, speedup=1.9),
+        *make_cell("code_edit", 4, speedup=1.4),
+        *make_cell("chat", 1, speedup=1.1),
+        *make_cell("chat", 4, speedup=0.8),
+    ]
+
+
+def _verdict(*decisions: tuple[str, str, Load]) -> Verdict:
+    return Verdict(
+        deployment="demo",
+        status=Status.PASS,
+        findings=(),
+        decisions=tuple(
+            SegmentDecision.model_validate({"segment": segment, "action": action, "detail": "", **load._asdict()})
+            for segment, action, load in decisions
+        ),
+    )
+
+
+def test_two_sentences_say_what_was_measured_and_found(records: list[RequestRecord]) -> None:
+    first, second = describe_run(make_summary(records, planned=PLANNED))
+    assert first.startswith("160 requests of 2 traffic segments (code_edit, chat) were answered")
+    assert "ngram, up to 4 drafted tokens per step" in first
+    assert "at concurrency 1 and 4, in float32." in first
+    assert second.startswith(
+        "At the expected concurrency of 4, speculation answers faster on code_edit (e2e on/off 0.7"
+    )
+    assert "speculation answers slower on chat" in second
+    assert "nothing was measured on summarisation" in second
+
+
+def test_ratios_of_queues_are_not_in_the_headline(records: list[RequestRecord]) -> None:
+    _, second = describe_run(make_summary(records, planned=PLANNED[:1], effective_concurrency=2))
+    assert "only 2 requests of full length run at once, so nothing is decided on code_edit and chat" in second
+    assert "0.7" not in second
+
+
+def test_every_rate_of_an_open_loop_has_its_sentence(records: list[RequestRecord]) -> None:
+    rates = {1: 0.5, 4: 2.5}
+    open_loop = [
+        record.model_copy(update={"concurrency": None, "request_rate": rates[record.concurrency or 0]})
+        for record in records
+        if record.segment == "code_edit"
+    ]
+    summary = make_summary(open_loop, planned=())
+    first, second = describe_run(summary)
+    assert "at 0.5 and 2.5 requests/s" in first
+    assert "At 0.5 requests/s, speculation answers faster on code_edit" in second
+    assert "At 2.5 requests/s, speculation answers faster on code_edit" in second
+    assert reported_loads(summary) == [Load(None, 0.5), Load(None, 2.5)]
+
+
+def test_an_empty_run_measured_nothing() -> None:
+    summary = make_summary([], planned=())
+    assert describe_run(summary)[1] == "Nothing was measured."
+    assert headline(summary, None) == "Nothing was measured"
+
+
+def test_the_headline_is_the_answer() -> None:
+    summary = make_summary([])
+    at = Load(4)
+    assert headline(summary, _verdict(("chat", "speculate", at))) == "Speculate for chat"
+    assert headline(summary, _verdict(("chat", "switch off", at))) == "Switch speculation off for chat"
+    assert (
+        headline(
+            summary,
+            _verdict(
+                ("a", "switch off", at), ("b", "speculate", at), ("c", "measure more", at), ("d", "speculate", at)
+            ),
+        )
+        == "Speculate for b and d; switch it off for a; measure more for c"
+    )
+
+
+def test_a_segment_with_several_rates_names_them() -> None:
+    verdict = _verdict(("chat", "speculate", Load(None, 0.5)), ("chat", "switch off", Load(None, 8)))
+    assert headline(make_summary([]), verdict) == (
+        "Speculate for chat at 0.5 requests/s; switch it off for chat at 8 requests/s"
+    )
+
+
+def test_without_a_verdict_the_headline_is_what_the_intervals_say(records: list[RequestRecord]) -> None:
+    summary = make_summary(records, planned=PLANNED)
+    assert headline(summary, None) == ("Speculation is faster on code_edit, slower on chat, undecided on summarisation")
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "words"),
+    [
+        ("crosses", (11.6, 8.4, 14.9), "faster up to 11.6 [8.4, 14.9] at once"),
+        ("crosses", (3.0, None, None), "faster up to 3.0 [below, above 32] at once"),
+        ("none up to", (None, None, None), "faster at every level, up to 32 at once"),
+        ("never faster", (None, None, None), "not faster at any level"),
+        ("undecided", (None, None, None), "undecided up to 32 at once"),
+    ],
+)
+def test_a_crossover_in_words(kind: str, at: tuple[float | None, float | None, float | None], words: str) -> None:
+    crossover = Crossover.model_validate(
+        {
+            "segment": "chat",
+            "metric": "e2e",
+            "kind": kind,
+            "concurrency": at[0],
+            "ci_low": at[1],
+            "ci_high": at[2],
+            "max_concurrency": 32,
+        }
+    )
+    assert describe_crossover(crossover) == words
+    summary = make_summary([]).model_copy(update={"crossovers": (crossover,)})
+    assert crossover_lines(summary) == [f"chat: speculation is {words} (e2e), 4 are expected"]
+    assert crossover_lines(summary, MetricName.TTFT) == []
+
+
+def test_words() -> None:
+    assert [join_words(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "none",
+        "a",
+        "a and b",
+        "a, b and c",
+    ]
+    assert [describe_change(ratio) for ratio in (0.62, 1.2, 1.001)] == [
+        "38 % less time",
+        "20 % more time",
+        "the same time",
+    ]
