@@ -8,10 +8,10 @@ import numpy.typing as npt
 from specdeploy.run_contract import Acceptance, Load, MetricName, Objective
 from specdeploy.units import NS_PER_MS
 from specdeploy_client import metrics
-from specdeploy_client.block_time import closed_block_time_ns, open_block_time_ns
 from specdeploy_client.comparison.pairing import metric_column
 from specdeploy_client.metrics import acceptance_rate, is_counter_broken, mean_acceptance_length, per_second
 from specdeploy_client.reconcile import CounterIncrease
+from specdeploy_client.records.block_time import closed_block_time_ns, open_block_time_ns
 from specdeploy_client.records.columns import CANCELLED, NOT_REPORTED
 from specdeploy_client.records.table import ArmColumns, Flags, Floats, Ints
 

@@ -33,7 +33,7 @@ from specdeploy.run_contract import (
     RequestRecord,
 )
 from specdeploy.units import NS_PER_MS, NS_PER_S, ns_to_ms
-from specdeploy_client.block_time import closed_block_time_ns, open_block_time_ns
+from specdeploy_client.records.block_time import closed_block_time_ns, open_block_time_ns
 from specdeploy_client.records.histogram import LogHistogram
 
 # Above this many tokens per step, accepted drafts must exist; a count of zero is then a broken counter.

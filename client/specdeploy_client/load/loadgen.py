@@ -14,8 +14,8 @@ from specdeploy_client.load.loops import BlockSender
 from specdeploy_client.load.precise_timer import SleepUntil, open_timer
 from specdeploy_client.load.request_run import Clock, Job, RecordSink, RequestLabel, RequestRun, run_request
 from specdeploy_client.load.server_watch import ServerWatch
+from specdeploy_client.load.warm_up import WarmUp
 from specdeploy_client.transport import GenerationRequest, ServerUnreachableError
-from specdeploy_client.warm_up import WarmUp
 
 __all__ = [
     "MAX_IN_FLIGHT",

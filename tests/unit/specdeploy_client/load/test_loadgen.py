@@ -18,6 +18,7 @@ from specdeploy_client.load.loadgen import (
     ServerLostError,
     run_cell,
 )
+from specdeploy_client.load.warm_up import MAX_WARMUP_ROUNDS
 from specdeploy_client.transport import (
     GenerationRequest,
     Message,
@@ -25,7 +26,6 @@ from specdeploy_client.transport import (
     RequestTimeoutError,
     ServerUnreachableError,
 )
-from specdeploy_client.warm_up import MAX_WARMUP_ROUNDS
 
 START = VirtualTimeLoop.START_NS
 ARMS = {Arm.OFF: 0, Arm.ON: 4}

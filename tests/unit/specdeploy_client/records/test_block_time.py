@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specdeploy_client.block_time import closed_block_time_ns, open_block_time_ns
+from specdeploy_client.records.block_time import closed_block_time_ns, open_block_time_ns
 
 MS = 1_000_000
 

@@ -11,9 +11,9 @@ from specdeploy_client.load.arms import PerRequestSwitch
 from specdeploy_client.load.arrivals import ArrivalPattern, Arrivals
 from specdeploy_client.load.cell import Cell, CellRequest
 from specdeploy_client.load.loadgen import run_cell
+from specdeploy_client.load.warm_up import expected_in_flight, warmup_requests
 from specdeploy_client.metrics import e2e_ns
 from specdeploy_client.transport import GenerationRequest, RequestRefusedError
-from specdeploy_client.warm_up import expected_in_flight, warmup_requests
 from unit.specdeploy_client.fabricate import make_record
 
 ARMS = {Arm.OFF: 0, Arm.ON: 4}
