@@ -20,7 +20,7 @@ export PIP_NO_INPUT := 1
 # Folders are named build, client, engines, configs and tests: every target must be phony or make finds it up to date.
 .PHONY: help install format check test test-fast golden schema lock clean
 .PHONY: gpu-check
-.PHONY: bench-engine bench-peers soak
+.PHONY: bench-engine bench-peers soak bench-client bench-aiperf
 .PHONY: inspect trim-vocab engines verify-manifest repo serve stop status query smoke bench verify gate report demo
 
 help: ## Print the targets
@@ -138,6 +138,14 @@ bench-peers: $(STAMP) ## The embedded engine beside vLLM's CPU build, in .venv-p
 soak: $(STAMP) ## 1,000 requests with cancellations through one engine: nothing lost, memory flat
 	@$(BIN)/specdeploy build demo
 	$(BIN)/python benchmarks/engine/soak.py $(ARGS)
+
+bench-client: $(STAMP) ## The client itself: cost per message, lag of 64 streams, known truth, a million records
+	@for script in message_cost stream_lag many_records known_truth; do
+		echo "== $$script"; $(BIN)/python "benchmarks/client/$$script.py"
+	done
+
+bench-aiperf: $(STAMP) ## The same load by AIPerf, in .venv-aiperf, and by us
+	@$(BIN)/python benchmarks/client/beside_aiperf.py $(ARGS)
 
 golden: $(STAMP) ## Rewrite the checked-in model repository of the demo and the golden files of the GPU deployments
 	@$(BIN)/specdeploy repo demo
