@@ -20,7 +20,7 @@ export PIP_NO_INPUT := 1
 # Folders are named build, client, engines, configs and tests: every target must be phony or make finds it up to date.
 .PHONY: help install format check test test-fast golden schema lock clean
 .PHONY: gpu-check
-.PHONY: bench-engine bench-peers soak bench-client bench-aiperf
+.PHONY: bench-engine bench-peers soak bench-client bench-aiperf aiperf
 .PHONY: inspect trim-vocab engines verify-manifest repo serve stop status query smoke bench verify gate report demo
 
 help: ## Print the targets
@@ -146,6 +146,9 @@ bench-client: $(STAMP) ## The client itself: cost per message, lag of 64 streams
 
 bench-aiperf: $(STAMP) ## The same load by AIPerf, in .venv-aiperf, and by us
 	@$(BIN)/python benchmarks/client/beside_aiperf.py $(ARGS)
+
+aiperf: $(STAMP) ## AIPerf in .venv-aiperf (1.2 GB): with it its integration test runs
+	@[ -x .venv-aiperf/bin/aiperf ] || { $(BIN)/python -m venv .venv-aiperf && .venv-aiperf/bin/python -m pip install -q aiperf==0.13.0; }
 
 golden: $(STAMP) ## Rewrite the checked-in model repository of the demo and the golden files of the GPU deployments
 	@$(BIN)/specdeploy repo demo
