@@ -307,7 +307,8 @@ class CellConditions(ContractModel):
     counters over the cell, None where unread. `cached_share`: of the prompt tokens of the cell those that came from the
     server's prefix cache, by its counters. `counter_mismatch`: what differs between counters and the sums over answers,
     None where they agree or where one of the two is missing. `stopped_after`: pairs after which the cell was decided,
-    None where it ran to its end.
+    None where it ran to its end. `num_warmup_failed`: warm-up requests without an answer, by arm; arms without any are
+    left out.
     """
 
     segment: str
@@ -324,6 +325,7 @@ class CellConditions(ContractModel):
     counter_mismatch: str | None = None
     cold_ttft_ms: dict[Arm, NonNegativeFloat] = Field(default_factory=dict)
     stopped_after: PositiveInt | None = None
+    num_warmup_failed: dict[Arm, NonNegativeInt] = Field(default_factory=dict)
 
     @property
     def load(self) -> Load:
@@ -480,13 +482,15 @@ class GateFinding(ContractModel):
 
 class SegmentDecision(ContractModel):
     """What the measurement says about speculation for one segment: at the expected concurrency, or at the one rate of
-    an open loop."""
+    an open loop. `is_gain_too_small`: what it gains, if anything, is less than the gate asks, which fails whatever the
+    action."""
 
     segment: str
     concurrency: PositiveInt | None
     request_rate: PositiveFloat | None = None
     action: Literal["speculate", "switch off", "measure more"]
     detail: str
+    is_gain_too_small: bool = False
 
 
 class Verdict(ContractModel):

@@ -1,4 +1,4 @@
-"""The formulas of `metrics` that are about many requests, for the columns of one arm of one cell."""
+"""Metrics of many requests together, from the columns of one arm of one cell."""
 
 from collections.abc import Sequence
 
@@ -48,7 +48,10 @@ def send_lag_ns(columns: ArmColumns) -> Floats:
 
 
 def block_time_ns(columns: ArmColumns, load: Load) -> int:
-    """Time during which blocks of these requests ran; between them another arm did. Cancelled ones do not count."""
+    """Time during which blocks of these requests ran; between them another arm did. Cancelled ones do not count.
+
+    How long one block ran is explained in `block_time`.
+    """
     kept = np.flatnonzero(_is_kept(columns))
     order = kept[np.argsort(columns.block[kept], kind="stable")]
     if not order.size:
@@ -72,7 +75,11 @@ def request_throughput(columns: ArmColumns, load: Load) -> float | None:
 
 
 def is_good(columns: ArmColumns, objectives: Sequence[Objective]) -> Flags:
-    """Requests [n] that were answered and met every objective; see `metrics.is_good`."""
+    """Requests [n] that were answered and met every objective.
+
+    A TPOT that does not exist (one token) cannot be too long; one that is unknown, and without a TTFT or an end nothing
+    was met.
+    """
     good = columns.is_answered
     for objective in objectives:
         values = metric_column(columns, objective.metric)

@@ -21,7 +21,7 @@ from specdeploy_client.artifacts import (
     RECORDS_FILE,
     RUN_SUMMARY_FILE,
     SERVER_COUNTERS_FILE,
-    remove_results,
+    empty_run_folder,
     write_model,
 )
 from specdeploy_client.bench_plan import BenchOptions, BenchPlan
@@ -39,7 +39,7 @@ from specdeploy_client.summary import RunFacts, TargetFacts, describe_positions,
 
 
 @dataclass(frozen=True, slots=True)
-class Judging:
+class JudgingConfig:
     """What is made of the records. `limits`: on/off ratios that a gate asks of a metric, 1 where it asks nothing."""
 
     objectives: tuple[Objective, ...] = ()
@@ -61,17 +61,33 @@ class BenchResult:
         """Requests without an answer, and answers that are too short, by cell and arm."""
         found: list[str] = []
         for cell in self.summary.cells:
-            place = f"{cell.segment} at {cell.load}, {cell.arm}"
+            name = f"{cell.segment} at {cell.load}, {cell.arm}"
             if cell.num_errors:
-                found.append(f"{place}: {cell.num_errors} of {cell.num_requests} requests failed")
+                found.append(f"{name}: {cell.num_errors} of {cell.num_requests} requests failed")
             if cell.num_short:
-                found.append(f"{place}: {cell.num_short} of {cell.num_requests} answers are shorter than asked")
+                found.append(f"{name}: {cell.num_short} of {cell.num_requests} answers are shorter than asked")
         return tuple(found)
+
+    @property
+    def warm_up_failures(self) -> tuple[str, ...]:
+        """Arms whose warm-up the server did not answer whole: they may have been measured cold."""
+        return tuple(
+            f"{cell.segment} at {cell.load}, {arm}: {number} warm-up requests were not answered"
+            for cell in self.summary.conditions
+            for arm, number in cell.num_warmup_failed.items()
+        )
 
     @property
     def is_whole(self) -> bool:
         """Whether everything that was asked for was measured."""
         return self.summary.interrupted is None and not self.shortcomings
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether any of it can be compared; with one arm alone, whether any request was answered."""
+        if self.summary.comparisons:
+            return not all(comparison.void_reasons for comparison in self.summary.comparisons)
+        return any(cell.num_requests > cell.num_errors for cell in self.summary.cells)
 
 
 async def run_bench(
@@ -84,69 +100,72 @@ async def run_bench(
     artifact_dir: Path,
     environment: Mapping[str, str],
     on_record: Callable[[RequestRecord], None],
-    judging: Judging | None = None,
+    judging: JudgingConfig | None = None,
+    on_stopped: Callable[[BenchResult], None] | None = None,
 ) -> BenchResult:
     """Measure `plan`; records go to disk one by one, the summary when all are there or nothing more can come.
 
-    A run that ended early returns too, with `summary.interrupted`; cancelled, it writes its summary and raises
-    CancelledError. Raises `ClientError` where the server is not the one to measure; nothing is written then.
+    A run that ended early returns too, with `summary.interrupted`; cancelled, it writes its summary, hands it to
+    `on_stopped` and raises CancelledError. Raises `ClientError` where the server is not the one to measure; nothing is
+    written then.
     """
     before, notice = await _facts_or_notice(read_facts)
     if isinstance(target, DeploymentConfig):
         _require_same_deployment(target.name, before)
-    remove_results(artifact_dir)
-    run = _Run(plan, options, target, judging or Judging(), arms, read_facts, artifact_dir, before)
-    run.environment.update({**environment, **plan.notes, **notice})
+    empty_run_folder(artifact_dir)
+    run = _Run(
+        plan=plan,
+        options=options,
+        target=target,
+        judging=judging or JudgingConfig(),
+        arms=arms,
+        read_facts=read_facts,
+        artifact_dir=artifact_dir,
+        facts=before,
+        environment={**environment, **plan.notes, **notice},
+    )
     try:
         await run.measure(on_record)
     except RecordsLostError as error:
         run.interrupted = run.interrupted or str(error)
     except asyncio.CancelledError:
         run.interrupted = "stopped by its user"
-        run.finish()
+        stopped = run.finish()
+        if on_stopped is not None:
+            on_stopped(stopped)
         raise
     return run.finish()
 
 
+@dataclass(slots=True, kw_only=True)
 class _Run:
-    """One run under way: what is known so far."""
+    """One run under way: what it measures, and what is known so far."""
 
-    def __init__(
-        self,
-        plan: BenchPlan,
-        options: BenchOptions,
-        target: DeploymentConfig | TargetFacts,
-        judging: Judging,
-        arms: ArmSwitch,
-        read_facts: ReadFacts,
-        artifact_dir: Path,
-        facts: ServerFacts,
-    ) -> None:
-        self.environment: dict[str, str] = {}
-        self.interrupted: str | None = None
-        self._plan = plan
-        self._options = options
-        self._target = target
-        self._judging = judging
-        self._arms = arms
-        self._read_facts = read_facts
-        self._artifact_dir = artifact_dir
-        self._facts = facts
-        # A model that is loaded again begins to count again.
-        self._counts_last = not isinstance(arms, ModelControlSwitch)
-        self._conditions: list[CellConditions] = []
-        self._increases: dict[str, list[CounterIncrease]] = {}
-        self._unfinished: CellKey | None = None
-        self._confidence = CONFIDENCE
-        self._started_at = datetime.now(tz=UTC).isoformat(timespec="seconds")
-        self._start_ns = time.monotonic_ns()
+    plan: BenchPlan
+    options: BenchOptions
+    target: DeploymentConfig | TargetFacts
+    judging: JudgingConfig
+    arms: ArmSwitch
+    read_facts: ReadFacts
+    artifact_dir: Path
+    facts: ServerFacts
+    environment: dict[str, str]
+    interrupted: str | None = None
+    _conditions: list[CellConditions] = field(default_factory=list)
+    _increases: dict[str, list[CounterIncrease]] = field(default_factory=dict)
+    _unfinished: CellKey | None = None
+    _confidence: float = CONFIDENCE
+    _started_at: str = field(default_factory=lambda: datetime.now(tz=UTC).isoformat(timespec="seconds"))
+    _start_ns: int = field(default_factory=time.monotonic_ns)
 
     async def measure(self, on_record: Callable[[RequestRecord], None]) -> None:
         """Every cell, until the server is gone."""
-        with RecordWriter(self._artifact_dir / RECORDS_FILE) as writer:
-            for cell in self._plan.cells:
+        # A model that is loaded again begins to count again.
+        counts_last = not isinstance(self.arms, ModelControlSwitch)
+        with RecordWriter(self.artifact_dir / RECORDS_FILE) as writer:
+            for cell in self.plan.cells:
                 self._unfinished = (cell.segment, cell.load)
-                watch = _CellWatch(cell, self._options, self._judging, self._read_facts, self._counts_last)
+                watch = _CellWatch(cell, self.options, self.judging, self.read_facts, counts_last)
 
                 def sink(record: RequestRecord, watch: _CellWatch = watch) -> None:
                     writer.write(record)
@@ -158,9 +177,9 @@ class _Run:
                     return watch.is_enough(num_pairs)
 
                 try:
-                    cell_run = await run_cell(self._arms, cell, sink, after_warm_up=watch.begin, on_block_end=is_enough)
+                    cell_run = await run_cell(self.arms, cell, sink, after_warm_up=watch.begin, on_block_end=is_enough)
                 except ClientError as error:
-                    self.interrupted = f"{cell.segment} at {cell.load}: {error}"
+                    self.interrupted = f"{cell.segment} at {cell.load}: {_reason_of(error)}"
                     if isinstance(error, ServerLostError):
                         self._note(cell, error.run, watch, CounterIncrease())
                     return
@@ -169,7 +188,7 @@ class _Run:
 
     def _note(self, cell: Cell, run: CellRun, watch: "_CellWatch", increase: CounterIncrease) -> None:
         """Keep what surrounded one cell. What the server is, it said when the last arm, the on arm, was warm."""
-        self._facts = watch.before or self._facts
+        self.facts = watch.before or self.facts
         self._confidence = max(self._confidence, watch.confidence)
         self._increases.setdefault(cell.segment, []).append(increase)
         if Arm.FLOOR in cell.draft_lens:
@@ -185,22 +204,23 @@ class _Run:
                 wake_up_lag_p99_ms=None if lag is None else ns_to_ms(lag),
                 cold_ttft_ms={arm: ns_to_ms(value) for arm, value in run.cold_ttft_ns.items()},
                 stopped_after=run.num_pairs or None if run.is_stopped_early else None,
+                num_warmup_failed=run.num_warmup_failed,
                 **asdict(increase),
             )
         )
 
     def finish(self) -> BenchResult:
         """Summarise what is on disk and write it beside."""
-        table = RecordTable.load(self._artifact_dir / RECORDS_FILE)
+        table = RecordTable.load(self.artifact_dir / RECORDS_FILE)
         counters = self._server_counters()
         self.environment.update({f"records {number}": note for number, note in enumerate(table.notes, start=1)})
         for segment, value in (counters or {}).items():
             if text := describe_positions(value):
                 self.environment[f"acceptance by position, {segment}"] = text
-        judging = self._judging
+        judging = self.judging
         facts = RunFacts(
-            budget=self._options.budget.name,
-            random_seed=self._options.random_seed,
+            budget=self.options.budget.name,
+            random_seed=self.options.random_seed,
             started_at=self._started_at,
             duration_s=round((time.monotonic_ns() - self._start_ns) / 1e9, 3),
             environment=self.environment,
@@ -210,15 +230,15 @@ class _Run:
             limits=judging.limits,
             confidence=self._confidence,
             max_error_rate=judging.max_error_rate,
-            expects_reuse=self._plan.expects_reuse,
-            switch=self._arms.describe(),
-            load_kind=self._plan.load_kind,
+            expects_reuse=self.plan.expects_reuse,
+            switch=self.arms.describe(),
+            load_kind=self.plan.load_kind,
             interrupted=self.interrupted,
             unfinished=self._unfinished,
         )
-        summary = summarise_run(table, self._target, self._facts, facts)
-        write_model(self._artifact_dir / RUN_SUMMARY_FILE, summary)
-        write_counters(self._artifact_dir / SERVER_COUNTERS_FILE, counters)
+        summary = summarise_run(table, self.target, self.facts, facts)
+        write_model(self.artifact_dir / RUN_SUMMARY_FILE, summary)
+        write_counters(self.artifact_dir / SERVER_COUNTERS_FILE, counters)
         return BenchResult(summary, counters)
 
     def _server_counters(self) -> dict[str, SegmentCounters] | None:
@@ -232,7 +252,7 @@ class _CellWatch:
     """Looks at one cell while it is measured: counters before and after, whether more is needed."""
 
     def __init__(
-        self, cell: Cell, options: BenchOptions, judging: Judging, read_facts: ReadFacts, counts_last: bool
+        self, cell: Cell, options: BenchOptions, judging: JudgingConfig, read_facts: ReadFacts, counts_last: bool
     ) -> None:
         self.before: ServerFacts | None = None
         self.confidence = CONFIDENCE
@@ -293,6 +313,11 @@ async def _facts_or_notice(read_facts: ReadFacts) -> tuple[ServerFacts, dict[str
         return await read_facts(), {}
     except ClientError as error:
         return ServerFacts(), {"server facts": f"not read: {error}"}
+
+
+def _reason_of(error: ClientError) -> str:
+    """Why a cell ended, for people."""
+    return f"the server went away during the run ({error})" if isinstance(error, ServerLostError) else str(error)
 
 
 def _require_same_deployment(name: str, facts: ServerFacts) -> None:

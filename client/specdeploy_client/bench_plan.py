@@ -139,23 +139,25 @@ class _Planner:
     def cells(self, segment: str) -> Iterator[Cell]:
         """Every cell of one segment, and the floor where answers round."""
         loads, first = self.loads(segment), 0
-        takes_fresh = self._takes_fresh_prompts(segment, loads)
+        has_fresh_prompts = self._has_fresh_prompts(segment, loads)
         for load in loads:
             yield self._cell(segment, load, self._draft_lens(segment, load), first)
-            if takes_fresh:
+            if has_fresh_prompts:
                 first += self._num_taken(load)
-        if (floor := self._floor_load(loads, takes_fresh)) is not None:
+        if (floor := self._floor_load(loads, has_fresh_prompts)) is not None:
             yield self._cell(segment, floor, {Arm.FLOOR: 0}, 0)
 
     def _trace_load(self, segment: str) -> Load:
-        """Requests / time between the first and the last of them."""
+        """The gaps between requests / time between the first and the last of them, to three digits: a name of the
+        cell, which nothing is sent by."""
         requests = self.workload.requests(segment, 0, self._num_requests(segment))
-        last_ns = max((request.arrival_ns or 0 for request in requests), default=0)
-        if last_ns <= 0:
+        arrivals = [request.arrival_ns for request in requests if request.arrival_ns is not None]
+        span_ns = max(arrivals, default=0) - min(arrivals, default=0)
+        if span_ns <= 0:
             raise RequestError(
                 "--arrival-pattern", f"{self.workload.name} has no arrival times for {segment}", "Give --request-rate"
             )
-        return Load(None, round(len(requests) / (last_ns / 1e9), 6))
+        return Load(None, float(f"{(len(requests) - 1) / (span_ns / 1e9):.3g}"))
 
     def _num_requests(self, segment: str) -> int:
         """A trace is replayed once, as far as it goes, where no count is asked for."""
@@ -171,20 +173,20 @@ class _Planner:
     def _num_taken(self, load: Load) -> int:
         return self.options.num_requests + self._num_warmup(load)
 
-    def _takes_fresh_prompts(self, segment: str, loads: Sequence[Load]) -> bool:
+    def _has_fresh_prompts(self, segment: str, loads: Sequence[Load]) -> bool:
         """Whether every cell asks prompts that no cell before it asked: a cache may remember those."""
         if self.options.budget.repeats_prompts or self.options.pattern is ArrivalPattern.TRACE:
             return False
         return sum(map(self._num_taken, loads)) <= self.workload.num_distinct(segment)
 
-    def _floor_load(self, loads: Sequence[Load], takes_fresh: bool) -> Load | None:
+    def _floor_load(self, loads: Sequence[Load], has_fresh_prompts: bool) -> Load | None:
         """Where the off arm runs once more with the prompts of the first cell: the budget's choice, or, where nothing
         else repeats and rounding lets answers differ by themselves, another level of this run."""
         if Arm.OFF not in self.options.arms or any(load.concurrency is None for load in loads):
             return None
         if self.options.budget.floor_concurrency is not None:
             return Load(self.options.budget.floor_concurrency)
-        if not takes_fresh or self.config is None or self.config.dtype is Dtype.FLOAT32:
+        if not has_fresh_prompts or self.config is None or self.config.dtype is Dtype.FLOAT32:
             return None
         first = loads[0].concurrency
         return next((load for load in loads if load.concurrency != first), None)

@@ -1,13 +1,14 @@
 """From the options of a command to a measured run, with a progress display; and the one request of `query`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 
 from specdeploy.errors import ClientError, RequestError
 from specdeploy.run_contract import Arm, GateConfig, Load, MetricName, Percentile, RequestRecord
-from specdeploy_client.bench import BenchResult, Judging, client_environment, run_bench
+from specdeploy_client.artifacts import require_writable
+from specdeploy_client.bench import BenchResult, JudgingConfig, client_environment, run_bench
 from specdeploy_client.bench_plan import BUDGETS, VERIFY_BUDGET, BenchOptions, BenchPlan, plan_bench
 from specdeploy_client.commands.option_values import (
     OptionProblems,
@@ -16,29 +17,38 @@ from specdeploy_client.commands.option_values import (
     parse_percentiles,
     parse_rates,
 )
-from specdeploy_client.commands.options import LoadOptions, ResultOptions, SwitchKind, UiKind, WorkloadOptions
+from specdeploy_client.commands.options import (
+    DEFAULT_BUDGET,
+    LoadOptions,
+    ResultOptions,
+    SwitchKind,
+    UiKind,
+    WorkloadOptions,
+)
 from specdeploy_client.commands.progress import show_progress
 from specdeploy_client.load.arrivals import ArrivalPattern
+from specdeploy_client.load.cell import MAX_IN_FLIGHT
 from specdeploy_client.load.loadgen import Job, RequestLabel, run_request
 from specdeploy_client.server_facts import ServerFacts, read_server_facts
-from specdeploy_client.session import Session, open_arms, require_model
+from specdeploy_client.session import Session, open_arms, open_endpoint
 from specdeploy_client.summary import TargetFacts
 from specdeploy_client.transport import GenerationRequest
-from specdeploy_client.transports.endpoint import open_transport
+from specdeploy_client.user_input import as_user_input
 from specdeploy_client.workloads.choose import WorkloadChoice, open_workload
 from specdeploy_client.workloads.recorded import TraceWindow
+from specdeploy_client.workloads.render import load_token_counter
 
 _POISSON = ArrivalPattern.POISSON
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class MeasurementPlan:
     """Everything that is to be measured, decided before the first request is sent."""
 
     session: Session
     options: BenchOptions
     plan: BenchPlan
-    judging: Judging
+    judging: JudgingConfig
     ui: UiKind
 
 
@@ -47,27 +57,34 @@ def plan_measurement(
     workload_options: WorkloadOptions,
     load_options: LoadOptions,
     result_options: ResultOptions,
-    gate: GateConfig | None,
-) -> Measurement:
+    *,
+    gate: GateConfig | None = None,
+    budget: str = DEFAULT_BUDGET,
+) -> MeasurementPlan:
     """Check all options and choose all prompts. Raises `ConfigError` with everything that is wrong with the options."""
     problems = OptionProblems()
-    options = bench_options(session, workload_options, load_options, problems)
+    options = bench_options(session, workload_options, load_options, budget, problems)
     judging = _judging(result_options, gate, problems)
     problems.raise_if_any()
+    require_writable(session.artifact_dir)
     choice = _workload_choice(workload_options, options.segments)
-    workload = open_workload(choice, session.rendering, session.deployment)
+    with as_user_input():
+        if workload_options.tokenizer is not None:
+            counter = load_token_counter(workload_options.tokenizer)
+            session = replace(session, rendering=replace(session.rendering, counter=counter))
+        workload = open_workload(choice, session.rendering, session.deployment)
     is_own = choice.input_file is None and choice.trace is None and choice.isl is None
     plan = plan_bench(workload, options, session.rendering.turns, session.config, is_own_workload=is_own)
-    return Measurement(session, options, plan, judging, result_options.ui)
+    return MeasurementPlan(session, options, plan, judging, result_options.ui)
 
 
 def bench_options(
-    session: Session, workload: WorkloadOptions, load: LoadOptions, problems: OptionProblems
+    session: Session, workload: WorkloadOptions, load: LoadOptions, budget: str, problems: OptionProblems
 ) -> BenchOptions:
     """The load that the options ask for; what contradicts itself goes to `problems`."""
     budgets = {**BUDGETS, VERIFY_BUDGET.name: VERIFY_BUDGET}
-    if load.budget not in budgets:
-        problems.add("--budget", f"{load.budget!r} is not a budget", f"Use one of {', '.join(BUDGETS)}")
+    if budget not in budgets:
+        problems.add("--budget", f"{budget!r} is not a budget", f"Use one of {', '.join(BUDGETS)}")
     rates = problems.collect(parse_rates, load.request_rate, ())
     if load.request_rate and load.concurrency:
         remedy = "Give one of them; --max-in-flight bounds an open loop"
@@ -75,17 +92,19 @@ def bench_options(
     is_foreign = session.config is None
     if is_foreign and session.switch is SwitchKind.PER_REQUEST and workload.draft_len is None:
         problems.add("--draft-len", "is missing: no plan says how many tokens to draft", "Give K of the on arm")
+    pattern = _pattern(workload, load, problems)
+    _check_loop(load, pattern, problems)
     return BenchOptions(
-        budget=budgets.get(load.budget, BUDGETS["quick"]),
+        budget=budgets.get(budget, BUDGETS["quick"]),
         random_seed=workload.random_seed,
         segments=tuple(name.strip() for name in workload.segments.split(",") if name.strip()),
         concurrencies=problems.collect(parse_levels, load.concurrency, ()),
         request_rates=rates,
-        pattern=_pattern(workload, load, problems),
+        pattern=pattern,
         smoothness=load.arrival_smoothness,
         concurrency_ramp_s=load.concurrency_ramp_duration,
         request_rate_ramp_s=load.request_rate_ramp_duration,
-        max_in_flight=load.max_in_flight,
+        max_in_flight=load.max_in_flight or MAX_IN_FLIGHT,
         request_count=load.request_count,
         warmup_request_count=load.warmup_request_count,
         max_tokens=workload.max_tokens,
@@ -97,11 +116,19 @@ def bench_options(
     )
 
 
-async def measure(measurement: Measurement, command: str, console: Console) -> BenchResult:
-    """Run it against the session's server, with a progress display on `console`."""
+async def measure(
+    measurement: MeasurementPlan, command: str, console: Console, on_stopped: Callable[[BenchResult], None]
+) -> BenchResult:
+    """Run it against the session's server, with a progress display on `console`. What a run measured that is cancelled
+    goes to `on_stopped`."""
     session, plan = measurement.session, measurement.plan
 
     async def read_facts() -> ServerFacts:
+        if session.metrics_url is None:
+            raise ClientError(
+                f"nothing tells where the server at {session.endpoint.url} has its metrics page. Name it with "
+                "--metrics-url"
+            )
         return await read_server_facts(session.metrics_url)
 
     async with open_arms(session) as opened:
@@ -116,13 +143,13 @@ async def measure(measurement: Measurement, command: str, console: Console) -> B
                 environment={**client_environment(command, session.prompt_format), **opened.notes},
                 on_record=advance,
                 judging=measurement.judging,
+                on_stopped=on_stopped,
             )
 
 
 async def answer(session: Session, request: GenerationRequest, write: Callable[[str], None]) -> RequestRecord:
     """Send one request and hand every piece of its text to `write` as it arrives."""
-    async with open_transport(session.endpoint, session.timeout_s) as transport:
-        await require_model(transport)
+    async with open_endpoint(session) as transport:
         job = Job(RequestLabel(request.segment or "query", Load(1), Arm.ON, 0, "query"), request)
         record = await run_request(transport, job, on_message=lambda message: write(message.text))
     if record.error is not None:
@@ -177,12 +204,28 @@ def _pattern(workload: WorkloadOptions, load: LoadOptions, problems: OptionProbl
     return ArrivalPattern.TRACE if workload.trace and not load.request_rate and not load.concurrency else _POISSON
 
 
-def _judging(options: ResultOptions, gate: GateConfig | None, problems: OptionProblems) -> Judging:
+def _check_loop(load: LoadOptions, pattern: ArrivalPattern, problems: OptionProblems) -> None:
+    """Ramps and limits that belong to the other kind of loop would do nothing."""
+    is_trace = pattern is ArrivalPattern.TRACE
+    is_open = is_trace or bool(load.request_rate)
+    if is_open and load.concurrency_ramp_duration:
+        remedy = "Leave it out" if is_trace else "Use --request-rate-ramp-duration"
+        problems.add("--concurrency-ramp-duration", "belongs to a closed loop", remedy)
+    if not is_open and load.request_rate_ramp_duration:
+        problems.add("--request-rate-ramp-duration", "belongs to an open loop", "Use --concurrency-ramp-duration")
+    if is_trace and load.request_rate_ramp_duration:
+        reason = "has no rate to reach: a trace has its own arrivals"
+        problems.add("--request-rate-ramp-duration", reason, "Leave it out, or give --request-rate")
+    if not is_open and load.max_in_flight is not None:
+        problems.add("--max-in-flight", "belongs to an open loop", "Use --concurrency")
+
+
+def _judging(options: ResultOptions, gate: GateConfig | None, problems: OptionProblems) -> JudgingConfig:
     percentiles = problems.collect(parse_percentiles, options.metric_percentiles, ())
     objectives = problems.collect(parse_goodput, options.goodput, ())
     if gate is None:
-        return Judging(objectives, percentiles)
-    return Judging(
+        return JudgingConfig(objectives, percentiles)
+    return JudgingConfig(
         objectives,
         tuple(dict.fromkeys((*percentiles, *_judged_percentiles(gate)))),
         limits={**_median_limits(gate), gate.decide_metric: gate.max_ratio},

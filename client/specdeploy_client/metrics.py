@@ -1,5 +1,5 @@
-"""Every metric once: one function, one formula, one unit. These take records; `message_columns` and `arm_metrics` hold
-the same formulas for columns of many, and tests hold the two against each other.
+"""Every metric of a request: one function, one formula, one unit. `message_columns` holds the same formulas for columns
+of many requests, and `arm_metrics` those that are about many.
 
 Symbols for one request: `due` the moment it should have been sent, `m_1 ... m_k` the arrival of its messages, `n` its
 tokens. Taken from `due`, a request that waited for a stalled client or server shows it (no coordinated omission).
@@ -17,23 +17,20 @@ icl and token gap look at messages that carry tokens only, so time to first toke
 when a record does not support them, never 0. Durations are nanoseconds until they are summarised.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from specdeploy.run_contract import (
-    Acceptance,
     FailureKind,
     MetricName,
-    Objective,
     Percentile,
     Percentiles,
     RequestRecord,
 )
-from specdeploy.units import NS_PER_MS, NS_PER_S, ns_to_ms
-from specdeploy_client.records.block_time import closed_block_time_ns, open_block_time_ns
+from specdeploy.units import NS_PER_S, ns_to_ms
 from specdeploy_client.records.histogram import LogHistogram
 
 # Above this many tokens per step, accepted drafts must exist; a count of zero is then a broken counter.
@@ -94,76 +91,9 @@ def icl_ns(record: RequestRecord) -> tuple[int, ...]:
     return tuple(later - earlier for earlier, later in pairwise(token_arrivals_ns(record)))
 
 
-def token_gaps_ns(record: RequestRecord) -> tuple[float, ...]:
-    """One value for every token after the first message: the gap before its message / the tokens of that message.
-
-    Empty where the server does not say how many tokens a message carries.
-    """
-    sizes = [tokens for tokens in record.message_tokens or () if tokens > 0]
-    return tuple(
-        gap / tokens for gap, tokens in zip(icl_ns(record), sizes[1:], strict=bool(sizes)) for _ in range(tokens)
-    )
-
-
-def send_lag_ns(record: RequestRecord) -> int:
-    """How much later than due the request was sent."""
-    return record.send_ns - record.scheduled_ns
-
-
-def tokens_per_message(records: Iterable[RequestRecord]) -> float | None:
-    """Tokens / messages that carry tokens, over all records: the client's view of acceptance."""
-    sizes = [tokens for record in records for tokens in record.message_tokens or () if tokens > 0]
-    return sum(sizes) / len(sizes) if sizes else None
-
-
-def block_time_ns(records: Iterable[RequestRecord]) -> int:
-    """Time during which blocks of these records ran; between them another arm did. Cancelled requests do not count.
-
-    How long one block ran is explained in `block_time`.
-    """
-    blocks: dict[int, list[RequestRecord]] = {}
-    for record in records:
-        if not is_cancelled(record):
-            blocks.setdefault(record.block, []).append(record)
-    return sum(map(_time_of_block_ns, blocks.values()))
-
-
 def per_second(amount: float, duration_ns: int) -> float | None:
     """`amount` / duration; None where no time passed."""
     return amount * NS_PER_S / duration_ns if duration_ns else None
-
-
-def output_throughput(records: Sequence[RequestRecord]) -> float | None:
-    """Tokens per second of all requests together: tokens of answers / block time; None where those are unknown."""
-    counts = [num_tokens(record) for record in records if is_answered(record)]
-    known = [count for count in counts if count is not None]
-    return per_second(sum(known), block_time_ns(records)) if len(known) == len(counts) else None
-
-
-def request_throughput(records: Sequence[RequestRecord]) -> float | None:
-    """Answers per second: answers / block time."""
-    return per_second(sum(map(is_answered, records)), block_time_ns(records))
-
-
-def is_good(record: RequestRecord, objectives: Iterable[Objective]) -> bool:
-    """Whether a request was answered and met every objective.
-
-    A TPOT that does not exist (one token) cannot be too long; one that is unknown, and without a TTFT or an end nothing
-    was met.
-    """
-    return is_answered(record) and all(_meets(record, objective) for objective in objectives)
-
-
-def goodput(records: Sequence[RequestRecord], objectives: Sequence[Objective]) -> float | None:
-    """Good requests per second: a failed one is not good, a cancelled one is left out.
-
-    None without objectives, and where one of TPOT cannot be judged because an answer's tokens are unknown.
-    """
-    needs_tokens = any(objective.metric is MetricName.TPOT for objective in objectives)
-    is_unknown = any(num_tokens(record) is None for record in records if is_answered(record))
-    if not objectives or (needs_tokens and is_unknown):
-        return None
-    return per_second(sum(is_good(record, objectives) for record in records), block_time_ns(records))
 
 
 METRICS: dict[MetricName, Callable[[RequestRecord], float | None]] = {
@@ -224,46 +154,6 @@ def is_counter_broken(num_tokens: int | None, num_answers: int, num_steps: int, 
     if num_accepted_tokens != 0 or not num_steps or num_tokens is None:
         return False
     return (num_tokens - num_answers) / num_steps > TOKENS_PER_STEP_WITHOUT_DRAFTS
-
-
-def acceptance(records: Sequence[RequestRecord]) -> Acceptance | None:
-    """Acceptance over `records`, or None when it cannot be measured: a record without counts, or broken counters."""
-    counts: list[tuple[int, int, int]] = []
-    for record in records:
-        if record.num_steps is None or record.num_draft_tokens is None or record.num_accepted_tokens is None:
-            return None
-        counts.append((record.num_steps, record.num_draft_tokens, record.num_accepted_tokens))
-    if not counts:
-        return None
-    steps, drafted, accepted = (sum(column) for column in zip(*counts, strict=True))
-    tokens = [num_tokens(record) for record in records]
-    total = None if None in tokens else sum(number or 0 for number in tokens)
-    if is_counter_broken(total, len(records), steps, accepted):
-        return None
-    lengths = [length for count in counts if (length := mean_acceptance_length(*count)) is not None]
-    return Acceptance(
-        num_steps=steps,
-        num_draft_tokens=drafted,
-        num_accepted_tokens=accepted,
-        acceptance_rate=acceptance_rate(drafted, accepted),
-        mean_acceptance_length=mean_acceptance_length(steps, drafted, accepted),
-        mean_acceptance_length_per_request=sum(lengths) / len(lengths) if lengths else None,
-    )
-
-
-def _meets(record: RequestRecord, objective: Objective) -> bool:
-    value = METRICS[objective.metric](record)
-    if value is None:
-        return objective.metric is MetricName.TPOT and bool(record.message_ns) and num_tokens(record) is not None
-    return value <= objective.max_ms * NS_PER_MS
-
-
-def _time_of_block_ns(records: Sequence[RequestRecord]) -> int:
-    scheduled_ns, send_ns, end_ns = np.array(
-        [(record.scheduled_ns, record.send_ns, record.end_ns) for record in records], dtype=np.int64
-    ).T
-    rate = records[0].request_rate
-    return closed_block_time_ns(send_ns, end_ns) if rate is None else open_block_time_ns(scheduled_ns, end_ns, rate)
 
 
 def _supported(num_samples: int) -> list[Percentile]:

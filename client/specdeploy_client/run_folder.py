@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from specdeploy.errors import ClientError, ConfigError, Violation
 from specdeploy.run_contract import GateConfig, IntegrityReport, RunSummary, Verdict
 from specdeploy_client.artifacts import (
     INTEGRITY_FILE,
@@ -14,7 +15,7 @@ from specdeploy_client.artifacts import (
     load_model,
     write_text,
 )
-from specdeploy_client.commands.terminal import stdout
+from specdeploy_client.commands.terminal import print_note, stdout
 from specdeploy_client.judging.gate import judge
 from specdeploy_client.judging.integrity import check_integrity, integrity_path, write_integrity
 from specdeploy_client.judging.verdict_files import write_verdict_files
@@ -24,6 +25,7 @@ from specdeploy_client.reporting.console import integrity_panel, methods_table, 
 from specdeploy_client.reporting.methods import compare_methods
 from specdeploy_client.reporting.report import ReportInput, render_report
 from specdeploy_client.server_counters import load_counters
+from specdeploy_client.user_input import as_user_input
 
 
 def default_artifact_dir(deployment: str) -> Path:
@@ -33,15 +35,22 @@ def default_artifact_dir(deployment: str) -> Path:
 
 def load_summary(path: Path) -> RunSummary:
     """The summary in `path`, a file or the folder of a run. Raises `ConfigError`."""
-    file = path / RUN_SUMMARY_FILE if path.is_dir() else path
+    is_folder = path.is_dir() or not (path.is_file() or path.suffix == ".json")
+    file = path / RUN_SUMMARY_FILE if is_folder else path
+    if not file.exists() and (records := file.with_name(RECORDS_FILE)).is_file():
+        reason = f"is missing, but {records} holds {_num_lines(records)} records of a run that was killed"
+        remedy = "What they measured can be read there, one request a line; for a summary measure again"
+        raise ConfigError([Violation(str(file), "", reason, remedy)])
     return load_model(file, RunSummary, "Measure with `specdeploy-client bench`")
 
 
 def verify_run(folder: Path, engines_root: Path) -> IntegrityReport:
     """Check the records in `folder`; print the report and write it there and, for a known build, beside the build."""
     summary = load_summary(folder / RUN_SUMMARY_FILE)
+    with as_user_input():
+        records = load_records(folder / RECORDS_FILE, print_note)
     report = check_integrity(
-        load_records(folder / RECORDS_FILE),
+        records,
         deployment=summary.deployment,
         build_id=summary.build_id,
         dtype=summary.dtype,
@@ -90,8 +99,26 @@ def _report_input(folder: Path, engines_root: Path) -> ReportInput:
         summary=summary,
         integrity=_load_integrity(summary, _if_there(folder / INTEGRITY_FILE), engines_root),
         verdict=load_model(verdict, Verdict, "Judge again with `specdeploy-client gate`") if verdict else None,
-        table=RecordTable.load(records) if records else None,
+        table=_load_table(records) if records else None,
     )
+
+
+def _load_table(path: Path) -> RecordTable | None:
+    """The records in `path`, with their notes printed; None, and said so, where a line of them is bad: a page needs
+    them only for what it shows of single requests."""
+    try:
+        table = RecordTable.load(path)
+    except ClientError as error:
+        print_note(f"the report goes without single requests: {error}")
+        return None
+    for note in table.notes:
+        print_note(note)
+    return table
+
+
+def _num_lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
 
 
 def _load_integrity(run: RunSummary, path: Path | None, engines_root: Path) -> IntegrityReport | None:

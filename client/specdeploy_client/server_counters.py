@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from specdeploy.errors import ClientError
+from specdeploy.errors import ClientError, ConfigError, Violation
 from specdeploy_client.artifacts import write_text
 from specdeploy_client.reconcile import CounterIncrease
 from specdeploy_client.server_facts import SegmentCounters, ServerFacts
@@ -39,7 +39,7 @@ def write_counters(path: Path, counters: Mapping[str, SegmentCounters] | None) -
 
 
 def load_counters(path: Path) -> dict[str, SegmentCounters] | None:
-    """Counters that `write_counters` wrote. Raises `ClientError` for anything else."""
+    """Counters that `write_counters` wrote. Raises `ConfigError` for anything else."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
         if content is None:
@@ -49,7 +49,8 @@ def load_counters(path: Path) -> dict[str, SegmentCounters] | None:
             for segment, value in content.items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ClientError(f"{path}: not a file of server counters ({error}). Measure again") from error
+        reason = f"not a file of server counters ({error})"
+        raise ConfigError([Violation(str(path), "", reason, "Measure again")]) from error
 
 
 def add_increases(increases: Sequence[CounterIncrease]) -> SegmentCounters | None:

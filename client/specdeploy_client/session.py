@@ -1,34 +1,40 @@
 """One server, one way to turn speculation off, one folder of results: what commands that talk to a server need."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from specdeploy.config.load import LoadedDeployment, load_deployment
 from specdeploy.config.schema import DeploymentConfig
-from specdeploy.errors import RequestError
+from specdeploy.errors import ConfigError, RequestError, Violation
 from specdeploy.run_contract import Arm
 from specdeploy_client.chat import find_chat_template, load_chat_template
 from specdeploy_client.commands.option_values import OptionProblems
-from specdeploy_client.commands.options import DEFAULT_DEPLOYMENT, ServerOptions, SwitchKind
-from specdeploy_client.load.arms import ArmSwitch, ModelControlSwitch, PerRequestSwitch, TwoEndpoints
-from specdeploy_client.load.arrivals import MAX_BLOCKS
-from specdeploy_client.transport import GenerationRequest, ServerUnreachableError, Transport
+from specdeploy_client.commands.options import DEFAULT_DEPLOYMENT, EndpointOptions, SwitchKind, SwitchOptions
+from specdeploy_client.load.arms import ArmSwitch, AsServed, ModelControlSwitch, PerRequestSwitch, TwoEndpoints
+from specdeploy_client.transport import NobodyAnswersError, RequestRefusedError, ServerUnreachableError
 from specdeploy_client.transports.base import OpenedTransport
 from specdeploy_client.transports.endpoint import Endpoint, EndpointKind, Tls, open_transport, parse_endpoint
 from specdeploy_client.transports.probe import probe_transport
-from specdeploy_client.workloads.render import Rendering, find_token_counter, load_token_counter
+from specdeploy_client.transports.triton_grpc import GrpcTransport
+from specdeploy_client.transports.triton_http import HttpTransport
+from specdeploy_client.user_input import as_user_input
+from specdeploy_client.workloads.render import Rendering, find_token_counter
 
-_METRICS_PORT = 8002  # Triton's own default
+# Triton's own defaults.
+_METRICS_PORT = 8002
+_TRITON_PORTS = {EndpointKind.TRITON_GRPC: 8001, EndpointKind.TRITON_HTTP: 8000}
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """Addresses and files of one command. `deployment` None: an endpoint of another product, called `name`.
 
-    `off_endpoint` is where requests without speculation go, None where it is the same. `notes` are for people.
+    `off_endpoint` is where requests without speculation go, None where it is the same. `metrics_url` None: nothing
+    tells where the measured server has that page. `is_own_address`: nobody named another than the config's. `notes` are
+    for people.
     """
 
     deployment: LoadedDeployment | None
@@ -37,11 +43,12 @@ class Session:
     off_endpoint: Endpoint | None
     switch: SwitchKind
     model_control_url: str | None
-    metrics_url: str
+    metrics_url: str | None
     engines_root: Path
     artifact_dir: Path
     timeout_s: float
     rendering: Rendering
+    is_own_address: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -63,31 +70,37 @@ class Session:
         return "raw" if template is None else f"chat template {Path(template.origin).name}"
 
 
-def open_session(options: ServerOptions, artifact_dir: Path | None) -> Session:
-    """Find out what the options leave open. Raises `ConfigError` or `RequestError`."""
+def open_session(
+    options: EndpointOptions, switching: SwitchOptions | None = None, artifact_dir: Path | None = None
+) -> Session:
+    """Find out what the options leave open. `switching` None: nothing is compared.
+
+    Raises `ConfigError` or `RequestError`.
+    """
+    switching = switching or SwitchOptions()
     deployment = None if _is_foreign(options) else load_deployment(options.deployment or DEFAULT_DEPLOYMENT)
     endpoint = _endpoint(options, deployment, options.url, options.model)
-    switch = _chosen_switch(options, endpoint)
+    switch = _chosen_switch(switching, endpoint)
     off_endpoint = None
     if switch in (SwitchKind.ENDPOINTS, SwitchKind.MODEL_CONTROL):
-        off_endpoint = _endpoint(
-            options, deployment, options.off_url or options.url, options.off_model or options.model
-        )
+        off_endpoint = _off_endpoint(options, switching, deployment, endpoint)
     name = deployment.config.name if deployment else _file_name(endpoint.model)
-    rendering, notes = _rendering(options, endpoint, name)
+    with as_user_input():
+        rendering = _rendering(options, endpoint, name)
     return Session(
         deployment=deployment,
         name=name,
         endpoint=endpoint,
         off_endpoint=off_endpoint,
         switch=switch,
-        model_control_url=_model_control_url(options, deployment) if switch is SwitchKind.MODEL_CONTROL else None,
-        metrics_url=options.metrics_url or _metrics_url(deployment, endpoint),
+        model_control_url=_model_control_url(switching, deployment) if switch is SwitchKind.MODEL_CONTROL else None,
+        metrics_url=switching.metrics_url or _metrics_url(deployment, endpoint),
         engines_root=options.engines_root,
         artifact_dir=artifact_dir or Path("artifacts") / name,
         timeout_s=options.timeout,
         rendering=rendering,
-        notes=notes,
+        is_own_address=options.url is None,
+        notes=tuple(_notes(options, deployment, endpoint, rendering)),
     )
 
 
@@ -109,11 +122,12 @@ async def open_arms(session: Session) -> AsyncIterator[OpenedArms]:
     async with AsyncExitStack() as stack:
         on = await stack.enter_async_context(open_transport(session.endpoint, session.timeout_s))
         if session.off_endpoint is None:
-            await _probe(on, notes)
+            with _advice(is_own=session.is_own_address, option="--url"):
+                await _probe(on, notes)
             yield OpenedArms(PerRequestSwitch(on) if session.switch is SwitchKind.PER_REQUEST else AsServed(on), notes)
             return
         off = await stack.enter_async_context(open_transport(session.off_endpoint, session.timeout_s))
-        switch: ArmSwitch = TwoEndpoints(off, on, _place(session.off_endpoint), _place(session.endpoint))
+        switch: ArmSwitch = TwoEndpoints(off, on, _in_words(session.off_endpoint), _in_words(session.endpoint))
         if session.switch is SwitchKind.MODEL_CONTROL:
             switch = ModelControlSwitch(
                 {Arm.OFF: off, Arm.ON: on},
@@ -123,8 +137,11 @@ async def open_arms(session: Session) -> AsyncIterator[OpenedArms]:
             )
         # The off arm last: a run begins with it, and loading a model can take minutes.
         for arm, transport in ((Arm.ON, on), (Arm.OFF, off)):
+            is_off_alone = arm is Arm.OFF and session.off_endpoint.url != session.endpoint.url
+            option = "--off-url" if is_off_alone else "--url"
             await switch.activate(arm)
-            await _probe(transport, notes, arm)
+            with _advice(is_own=session.is_own_address and not is_off_alone, option=option):
+                await _probe(transport, notes, arm)
         yield OpenedArms(switch, notes)
 
 
@@ -138,49 +155,47 @@ async def _probe(transport: OpenedTransport, notes: dict[str, str], arm: Arm | N
 
 
 async def require_model(transport: OpenedTransport) -> None:
-    """Raise `ServerUnreachableError` unless the model that `transport` asks is ready."""
-    if not await transport.is_ready():
-        raise ServerUnreachableError(
-            f"the server at {transport.url} is up but its model {transport.endpoint.model} is not ready. Check its "
-            "name, wait for it, or read why in the server's log (`make status` prints its path)"
-        )
+    """Raise `ServerUnreachableError` unless the model that `transport` asks is there and ready."""
+    if await transport.is_ready():
+        return
+    if isinstance(transport, GrpcTransport | HttpTransport):
+        with suppress(RequestRefusedError):
+            await transport.read_interface()  # of a model that it does not know the server says so
+    raise ServerUnreachableError(
+        f"the server at {transport.url} is up but its model {transport.endpoint.model} is not ready. Check its "
+        "name, wait for it, or read why in the server's log (`make status` prints its path)"
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class AsServed:
-    """One server whose speculation cannot be turned off: it is measured as it is, and compared with nothing."""
-
-    transport: Transport
-    max_blocks: int = MAX_BLOCKS
-
-    async def activate(self, arm: Arm) -> bool:
-        """Nothing to do."""
-        del arm
-        return False
-
-    def transport_of(self, arm: Arm) -> Transport:
-        """The one server."""
-        del arm
-        return self.transport
-
-    def request_for(self, arm: Arm, request: GenerationRequest) -> GenerationRequest:
-        """Without a number of draft tokens, which not every server knows."""
-        del arm
-        return replace(request, num_draft_tokens=None)
-
-    def describe(self) -> str:
-        """For the record of the run."""
-        return "none: the server as it is"
+@asynccontextmanager
+async def open_endpoint(session: Session) -> AsyncIterator[OpenedTransport]:
+    """The one server of a command that compares nothing, its model ready. Raises `ServerUnreachableError`."""
+    async with open_transport(session.endpoint, session.timeout_s) as transport:
+        with _advice(is_own=session.is_own_address, option="--url"):
+            await require_model(transport)
+        yield transport
 
 
-def _is_foreign(options: ServerOptions) -> bool:
+@contextmanager
+def _advice(*, is_own: bool, option: str) -> Iterator[None]:
+    """While connecting: what to do where nobody answers. Only a server of ours at its own address can be started."""
+    try:
+        yield
+    except NobodyAnswersError as error:
+        remedy = f"Is it running? {option} gives another address"
+        if is_own:
+            remedy = f"Start it with `make serve`, or give its address with {option}"
+        raise NobodyAnswersError(f"{error}. {remedy}") from error
+
+
+def _is_foreign(options: EndpointOptions) -> bool:
     """Whether the options name an endpoint that no deployment of ours describes."""
     is_openai = (options.endpoint_type or "").removeprefix("openai-") in ("chat", "completions")
     return options.deployment is None and (options.model is not None or is_openai)
 
 
 def _endpoint(
-    options: ServerOptions, deployment: LoadedDeployment | None, url: str | None, model: str | None
+    options: EndpointOptions, deployment: LoadedDeployment | None, url: str | None, model: str | None
 ) -> Endpoint:
     if url is None and deployment is None:
         raise RequestError("--url", "is missing", "Give the address of the endpoint, or --deployment")
@@ -197,7 +212,27 @@ def _endpoint(
     )
 
 
-def _chosen_switch(options: ServerOptions, endpoint: Endpoint) -> SwitchKind:
+def _off_endpoint(
+    options: EndpointOptions, switching: SwitchOptions, deployment: LoadedDeployment | None, on: Endpoint
+) -> Endpoint:
+    """Where the off arm is. Raises `RequestError` where it speaks another protocol: their costs would be compared."""
+    try:
+        off = _endpoint(options, deployment, switching.off_url or options.url, switching.off_model or options.model)
+    except ConfigError as error:
+        if switching.off_url is None:
+            raise
+        named = [
+            Violation("--off-url" if found.file == "--url" else found.file, found.key, found.reason, found.remedy)
+            for found in error.violations
+        ]
+        raise ConfigError(named) from error
+    if off.kind is not on.kind:
+        reason = f"{off.url} is {off.kind}, but {on.url} is {on.kind}: two protocols are no comparison"
+        raise RequestError("--off-url", reason, "Give both addresses of one kind, or say it with --endpoint-type")
+    return off
+
+
+def _chosen_switch(options: SwitchOptions, endpoint: Endpoint) -> SwitchKind:
     """What was asked for, or what the other options make possible. Raises `ConfigError` for what contradicts itself."""
     has_off = options.off_url is not None or options.off_model is not None
     problems = OptionProblems()
@@ -222,7 +257,7 @@ def _chosen_switch(options: ServerOptions, endpoint: Endpoint) -> SwitchKind:
     return switch
 
 
-def _model_control_url(options: ServerOptions, deployment: LoadedDeployment | None) -> str:
+def _model_control_url(options: SwitchOptions, deployment: LoadedDeployment | None) -> str:
     if options.model_control_url is not None:
         return options.model_control_url
     if deployment is None:
@@ -232,21 +267,25 @@ def _model_control_url(options: ServerOptions, deployment: LoadedDeployment | No
     return f"http://{serving.host}:{serving.http_port}"
 
 
-def _metrics_url(deployment: LoadedDeployment | None, endpoint: Endpoint) -> str:
-    """The config's page; without one where such servers usually have it."""
-    if deployment is not None:
-        serving = deployment.config.serving
-        return f"http://{serving.host}:{serving.metrics_port}/metrics"
+def _metrics_url(deployment: LoadedDeployment | None, endpoint: Endpoint) -> str | None:
+    """The page of the server at `endpoint`: on its host, at the port that belongs to its own port in the config or in
+    Triton's defaults. None for any other port: the page of another server there would name another build.
+    """
     parts = urlsplit(endpoint.base_url)
     if endpoint.kind.is_openai:
         return f"{parts.scheme}://{parts.netloc}/metrics"
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return f"http://{host}:{_METRICS_PORT}/metrics"
+    ports = {_TRITON_PORTS[endpoint.kind]: _METRICS_PORT}
+    if deployment is not None:
+        serving = deployment.config.serving
+        is_http = endpoint.kind is EndpointKind.TRITON_HTTP
+        ports = {serving.http_port if is_http else serving.grpc_port: serving.metrics_port}
+    port = ports.get(endpoint.address[1])
+    return None if port is None else f"http://{host}:{port}/metrics"
 
 
-def _rendering(options: ServerOptions, endpoint: Endpoint, name: str) -> tuple[Rendering, tuple[str, ...]]:
-    """Template and tokenizer: those named, else the current build's. Without a template prompts are sent raw, which
-    lowers acceptance and quality and is therefore said aloud."""
+def _rendering(options: EndpointOptions, endpoint: Endpoint, name: str) -> Rendering:
+    """Template and tokenizer: those named, else the current build's."""
     if options.raw and options.chat_template is not None:
         raise RequestError("--raw", "contradicts --chat-template", "Give one of them")
     template = None
@@ -254,17 +293,28 @@ def _rendering(options: ServerOptions, endpoint: Endpoint, name: str) -> tuple[R
         template = load_chat_template(options.chat_template)
     elif not options.raw:
         template = find_chat_template(name, options.engines_root)
-    counter = (
-        load_token_counter(options.tokenizer)
-        if options.tokenizer is not None
-        else find_token_counter(name, options.engines_root)
-    )
-    is_noted = template is None and not options.raw and endpoint.kind is not EndpointKind.OPENAI_CHAT
-    note = f"no chat template in the current build of {name}: prompts are sent raw"
-    return Rendering(template, counter, endpoint.kind is EndpointKind.OPENAI_CHAT), (note,) if is_noted else ()
+    counter = find_token_counter(name, options.engines_root)
+    return Rendering(template, counter, endpoint.kind is EndpointKind.OPENAI_CHAT)
 
 
-def _place(endpoint: Endpoint) -> str:
+def _notes(
+    options: EndpointOptions, deployment: LoadedDeployment | None, endpoint: Endpoint, rendering: Rendering
+) -> Iterator[str]:
+    """What is done otherwise than a user may expect."""
+    if deployment is None and not endpoint.kind.is_openai:
+        yield (
+            f"--model {endpoint.model} without --deployment: measured as another product's, without a plan and prompts "
+            f"of ours. For a server of ours name its --deployment"
+        )
+    # It lowers acceptance and quality.
+    if rendering.template is None and not options.raw and endpoint.kind is not EndpointKind.OPENAI_CHAT:
+        if deployment is None:
+            yield f"no chat template known for {endpoint.model}: prompts are sent raw"
+        else:
+            yield f"no chat template in the current build of {deployment.config.name}: prompts are sent raw"
+
+
+def _in_words(endpoint: Endpoint) -> str:
     return f"{endpoint.model} at {endpoint.url}"
 
 

@@ -31,6 +31,10 @@ class ServerUnreachableError(ClientError):
     """Nobody answers at the address, or the connection broke while a request was running."""
 
 
+class NobodyAnswersError(ServerUnreachableError):
+    """Nobody takes connections at the address. What to do about it depends on who gave the address, and when."""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One request as the server will see it. A field that is None is not sent: the server's default applies.

@@ -71,7 +71,8 @@ def test_models_are_swapped_between_blocks(two_models: Deployed, tmp_path: Path)
     assert len({record.block for record in records}) > 1
     # The counters of a model begin anew whenever it is loaded.
     assert summary.conditions[0].num_draft_tokens is None
-    assert main(["verify", "--from-run", *_arguments(two_models, tmp_path)]) in (0, 2)
+    files = ["--engines-root", str(two_models.root / "engines"), "--artifact-dir", str(tmp_path)]
+    assert main(["verify", "--from-run", "--deployment", str(two_models.loaded.path), *files]) in (0, 2)
 
 
 def test_a_server_that_controls_its_models_itself_is_refused_by_name(

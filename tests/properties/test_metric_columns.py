@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import record_metrics
 from specdeploy.run_contract import FailureKind, MetricName, Objective, RequestRecord
 from specdeploy_client import arm_metrics, metrics
 from specdeploy_client.comparison.pairing import metric_column
@@ -76,16 +77,16 @@ def test_arm_metrics_of_columns_are_those_of_records(records: list[RequestRecord
     answered = [record for record in records if metrics.is_answered(record)]
     kept = [record for record in records if not metrics.is_cancelled(record)]
     pairs = [
-        (arm_metrics.tokens_per_message(columns), metrics.tokens_per_message(answered)),
-        (arm_metrics.output_throughput(columns, load), metrics.output_throughput(records)),
-        (arm_metrics.request_throughput(columns, load), metrics.request_throughput(records)),
-        (arm_metrics.goodput(columns, OBJECTIVES, load), metrics.goodput(records, OBJECTIVES)),
+        (arm_metrics.tokens_per_message(columns), record_metrics.tokens_per_message(answered)),
+        (arm_metrics.output_throughput(columns, load), record_metrics.output_throughput(records)),
+        (arm_metrics.request_throughput(columns, load), record_metrics.request_throughput(records)),
+        (arm_metrics.goodput(columns, OBJECTIVES, load), record_metrics.goodput(records, OBJECTIVES)),
     ]
     for of_columns, of_records in pairs:
         assert of_columns == (None if of_records is None else pytest.approx(of_records, rel=1e-12, abs=1e-9))
-    assert arm_metrics.block_time_ns(columns, load) == metrics.block_time_ns(records)
-    assert arm_metrics.send_lag_ns(columns).tolist() == [metrics.send_lag_ns(record) for record in kept]
-    assert arm_metrics.is_good(columns, OBJECTIVES).tolist() == [metrics.is_good(r, OBJECTIVES) for r in records]
+    assert arm_metrics.block_time_ns(columns, load) == record_metrics.block_time_ns(records)
+    assert arm_metrics.send_lag_ns(columns).tolist() == [record_metrics.send_lag_ns(record) for record in kept]
+    assert arm_metrics.is_good(columns, OBJECTIVES).tolist() == [record_metrics.is_good(r, OBJECTIVES) for r in records]
 
 
 @settings(max_examples=80, deadline=None)
@@ -94,7 +95,7 @@ def test_gaps_of_columns_are_those_of_records(records: list[RequestRecord]) -> N
     columns = _columns(records)
     answered = [record for record in records if metrics.is_answered(record)]
     icl = [gap for record in answered for gap in metrics.icl_ns(record)]
-    token_gaps = [gap for record in answered for gap in metrics.token_gaps_ns(record)]
+    token_gaps = [gap for record in answered for gap in record_metrics.token_gaps_ns(record)]
     for histogram, gaps in ((columns.icl, icl), (columns.token_gaps, token_gaps)):
         assert histogram.num_samples == len(gaps)
         assert histogram.mean_ns == (pytest.approx(sum(gaps) / len(gaps)) if gaps else None)
@@ -103,7 +104,7 @@ def test_gaps_of_columns_are_those_of_records(records: list[RequestRecord]) -> N
 @settings(max_examples=80, deadline=None)
 @given(records_of_one_arm())
 def test_acceptance_of_columns_is_that_of_records(records: list[RequestRecord]) -> None:
-    expected = metrics.acceptance([record for record in records if metrics.is_answered(record)])
+    expected = record_metrics.acceptance([record for record in records if metrics.is_answered(record)])
     found = arm_metrics.acceptance(_columns(records))
     assert (found is None) == (expected is None)
     if found is not None and expected is not None:

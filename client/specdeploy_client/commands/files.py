@@ -7,8 +7,7 @@ import typer
 
 from specdeploy.config.load import load_yaml_model
 from specdeploy.run_contract import Arm, GateConfig, Load
-from specdeploy_client.artifacts import RECORDS_FILE, RUN_SUMMARY_FILE, remove_results, write_model, write_text
-from specdeploy_client.commands.exit_codes import EXIT_CODES
+from specdeploy_client.artifacts import RECORDS_FILE, RUN_SUMMARY_FILE, empty_run_folder, write_model, write_text
 from specdeploy_client.commands.option_values import OptionProblems, parse_levels, parse_rates
 from specdeploy_client.commands.options import (
     DEFAULT_DEPLOYMENT,
@@ -20,7 +19,7 @@ from specdeploy_client.commands.options import (
     EnginesRoot,
     Gate,
 )
-from specdeploy_client.commands.terminal import stdout
+from specdeploy_client.commands.terminal import EXIT_CODES, print_note, stdout
 from specdeploy_client.interchange.files import ExportFormat, export_run, import_file, summarise_import
 from specdeploy_client.interchange.imported import ImportLabels
 from specdeploy_client.judging.stored_runs import compare_runs
@@ -29,6 +28,7 @@ from specdeploy_client.records.files import RecordWriter, load_records
 from specdeploy_client.reporting.console import run_notes, run_table
 from specdeploy_client.reporting.console_runs import stored_runs_view
 from specdeploy_client.run_folder import default_artifact_dir, judge_run, load_summary, write_report
+from specdeploy_client.user_input import as_user_input
 
 
 def gate(
@@ -98,16 +98,16 @@ def import_results(
     request_rate: Annotated[str, typer.Option(help="The load, where the file does not say it.")] = "",
 ) -> None:
     """Read what another tool measured; write run_summary.json and, as far as the file has them, records.jsonl."""
-    run = import_file(file, ImportLabels(segment, arm, _single_load(concurrency, request_rate)))
+    labels = ImportLabels(segment, arm, _single_load(concurrency, request_rate))
+    with as_user_input():
+        run = import_file(file, labels)
     folder = artifact_dir or Path("artifacts") / file.resolve().stem
     summary = summarise_import(run, file.name)
-    remove_results(folder)
+    empty_run_folder(folder)
     if run.records:
         with RecordWriter(folder / RECORDS_FILE) as writer:
             for record in run.records:
                 writer.write(record)
-    else:
-        (folder / RECORDS_FILE).unlink(missing_ok=True)
     write_model(folder / RUN_SUMMARY_FILE, summary)
     stdout.print(run_table(summary))
     for note in run.notes:
@@ -125,8 +125,11 @@ def export_results(
 ) -> None:
     """Write a run as the files of another tool, one set for every arm of every cell."""
     folder = run or default_artifact_dir(deployment)
-    records = load_records(folder / RECORDS_FILE)
-    for path in export_run(export_format, load_summary(folder), records, output or folder / f"export-{export_format}"):
+    summary = load_summary(folder)
+    with as_user_input():
+        records = load_records(folder / RECORDS_FILE, print_note)
+        paths = export_run(export_format, summary, records, output or folder / f"export-{export_format}")
+    for path in paths:
         stdout.print(str(path), soft_wrap=True, markup=False, highlight=False)
 
 

@@ -4,14 +4,16 @@ A command takes a group as one parameter; `spread_options` shows its fields to t
 an option has one place, whichever commands take it. Names are those of AIPerf and `vllm bench` where they have one.
 """
 
+import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from specdeploy_client.load.arrivals import ArrivalPattern
 from specdeploy_client.load.cell import MAX_IN_FLIGHT
@@ -20,6 +22,7 @@ from specdeploy_client.workloads.base import BLOCK_TOKENS
 from specdeploy_client.workloads.corpus import TextKind
 from specdeploy_client.workloads.recorded import UnfitPolicy
 
+_METAVARS: tuple[tuple[type, str], ...] = ((StrEnum, "NAME"), (Path, "PATH"), (int, "N"), (float, "X"))
 DEFAULT_DEPLOYMENT = "demo"
 DEFAULT_ENGINES = Path("engines")
 DEFAULT_GATE = Path("configs/gates/default.yaml")
@@ -53,6 +56,10 @@ def _server(help_text: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel="Server", **settings)
 
 
+def _switch(help_text: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel="Comparison", **settings)
+
+
 def _workload(help_text: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel="Workload", **settings)
 
@@ -61,13 +68,22 @@ def _load(help_text: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel="Load", **settings)
 
 
+def _warm_up(help_text: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel="Warm-up", **settings)
+
+
 def _result(help_text: str, *names: str, **settings: Any) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel="Results", **settings)
 
 
+# No field of `LoadOptions`: `verify` has a budget of its own.
+Budget = Annotated[str, _load("How much to measure: quick, full, row.")]
+DEFAULT_BUDGET = "quick"
+
+
 @dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """Which server, how it is asked, and how speculation is turned off there."""
+class EndpointOptions:
+    """Which server, and how it is asked."""
 
     deployment: Annotated[
         str | None,
@@ -86,22 +102,26 @@ class ServerOptions:
     tls_cert: Annotated[Path | None, _server("PEM certificate of this client.")] = None
     tls_key: Annotated[Path | None, _server("PEM key of --tls-cert.")] = None
     tls_no_verify: Annotated[bool, _server("Accept any certificate.", "--tls-no-verify")] = False
-    switch: Annotated[SwitchKind | None, _server("How speculation is turned off. Default: by what else is given.")] = (
-        None
-    )
-    off_url: Annotated[str | None, _server("Address of a server without speculation.")] = None
-    off_model: Annotated[str | None, _server("Model without speculation.")] = None
-    model_control_url: Annotated[
-        str | None, _server("HTTP address that loads and unloads models. Default: the config's.")
-    ] = None
-    metrics_url: Annotated[str | None, _server("Address of the metrics page. Default: the config's.")] = None
-    off_metrics_url: Annotated[str | None, _server("The metrics page of --off-url.")] = None
     timeout: Annotated[float, _server("Seconds for one whole request.", min=0.1)] = 300.0
     engines_root: Annotated[Path, _server("Where builds and integrity reports live.")] = DEFAULT_ENGINES
     chat_template: Annotated[Path | None, _server("A jinja chat template. Default: the build's.")] = None
     raw: Annotated[bool, _server("Send prompts without a chat template.", "--raw")] = False
-    tokenizer: Annotated[
-        Path | None, _server("tokenizer.json, or its folder, for exact lengths. Default: the build's.")
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchOptions:
+    """How speculation is turned off for one arm, and where counters are read."""
+
+    switch: Annotated[SwitchKind | None, _switch("How speculation is turned off. Default: by what else is given.")] = (
+        None
+    )
+    off_url: Annotated[str | None, _switch("Address of a server without speculation.")] = None
+    off_model: Annotated[str | None, _switch("Model without speculation.")] = None
+    model_control_url: Annotated[
+        str | None, _switch("HTTP address that loads and unloads models. Default: the config's.")
+    ] = None
+    metrics_url: Annotated[
+        str | None, _switch("Metrics page of the server at --url. Default: where the config has it.")
     ] = None
 
 
@@ -132,6 +152,9 @@ class WorkloadOptions:
     trace_block_tokens: Annotated[int, _workload("Tokens that one of a trace's hash_ids stands for.", min=1)] = (
         BLOCK_TOKENS
     )
+    tokenizer: Annotated[
+        Path | None, _workload("tokenizer.json, or its folder, for exact lengths. Default: the build's.")
+    ] = None
     draft_len: Annotated[
         int | None, _workload("K of the on arm where requests carry it. Default: the plan's.", min=1)
     ] = None
@@ -142,7 +165,6 @@ class WorkloadOptions:
 class LoadOptions:
     """How much is asked at once, or per second, and for how long."""
 
-    budget: Annotated[str, _load("How much to measure: quick, full, row.")] = "quick"
     concurrency: Annotated[
         str, _load("Closed loop: comma-separated levels, for example 1,2,4,8. Default: the budget's.")
     ] = ""
@@ -155,12 +177,14 @@ class LoadOptions:
     arrival_smoothness: Annotated[
         float, _load("Shape of --arrival-pattern gamma: 1 is Poisson, above is smoother, below burstier.", min=0.001)
     ] = 1.0
-    max_in_flight: Annotated[int, _load("Open loop: requests under way at once, at most.", min=1)] = MAX_IN_FLIGHT
+    max_in_flight: Annotated[
+        int | None, _load(f"Open loop: requests under way at once, at most. Default: {MAX_IN_FLIGHT}.", min=1)
+    ] = None
     request_count: Annotated[int | None, _load("Requests per arm and cell. Default: the budget's.", min=1)] = None
     benchmark_duration: Annotated[float | None, _load("Seconds after which a cell begins no block.", min=0.1)] = None
-    warmup_request_count: Annotated[int | None, _load("Per arm and cell. Default: one per worker.", min=1)] = None
-    concurrency_ramp_duration: Annotated[float, _load("Seconds of warm-up over which workers start.", min=0)] = 0.0
-    request_rate_ramp_duration: Annotated[float, _load("Seconds of warm-up over which the rate rises.", min=0)] = 0.0
+    warmup_request_count: Annotated[int | None, _warm_up("Per arm and cell. Default: one per worker.", min=1)] = None
+    concurrency_ramp_duration: Annotated[float, _warm_up("Seconds of warm-up over which workers start.", min=0)] = 0.0
+    request_rate_ramp_duration: Annotated[float, _warm_up("Seconds of warm-up over which the rate rises.", min=0)] = 0.0
     stop_when_decided: Annotated[bool, _load("End a cell as soon as its interval decides.", "--stop-when-decided")] = (
         False
     )
@@ -176,6 +200,28 @@ class ResultOptions:
     ui: Annotated[UiKind, _result("What is shown while measuring.")] = UiKind.SIMPLE
 
 
+def _with_short_metavar(annotation: Any) -> Any:
+    """`annotation` of an option with a short word for its value: typer's own cut long names off at 80 columns.
+
+    The choices of an enumeration, which that word would hide, go to the help text.
+    """
+    value_type, *details = get_args(annotation) or (annotation,)
+    option = next((detail for detail in details if isinstance(detail, OptionInfo)), None)
+    kinds = [kind for kind in (get_args(value_type) or (value_type,)) if kind is not type(None)]
+    if option is None or option.metavar is not None or bool in kinds:
+        return annotation
+    option = copy.copy(option)
+    option.metavar = next((metavar for kind, metavar in _METAVARS if issubclass(_origin(kinds[0]), kind)), "TEXT")
+    if issubclass(_origin(kinds[0]), StrEnum):
+        option.help = f"{option.help} One of {', '.join(kinds[0])}."
+    return Annotated[value_type, option]
+
+
+def _origin(kind: Any) -> type:
+    origin: type = get_origin(kind) or kind
+    return origin
+
+
 def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     """`command` for typer: every parameter that is a dataclass becomes its fields.
 
@@ -186,7 +232,8 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in inspect.signature(command).parameters.items():
         annotation = get_type_hints(command, include_extras=True)[name]
         if not is_dataclass(annotation):
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation))
+            shown = _with_short_metavar(annotation)
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=shown))
             continue
         groups[name] = annotation
         hints = get_type_hints(annotation, include_extras=True)
@@ -194,7 +241,10 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
             default = inspect.Parameter.empty if field.default is MISSING else field.default
             parameters.append(
                 inspect.Parameter(
-                    field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=default,
+                    annotation=_with_short_metavar(hints[field.name]),
                 )
             )
 

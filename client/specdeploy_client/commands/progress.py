@@ -10,6 +10,7 @@ from specdeploy.run_contract import RequestRecord
 from specdeploy_client.bench_plan import BenchPlan
 from specdeploy_client.commands.options import UiKind
 from specdeploy_client.load.cell import Cell
+from specdeploy_client.metrics import is_answered, is_cancelled
 from specdeploy_client.reporting.console import progress_columns
 
 Advance = Callable[[RequestRecord], None]
@@ -28,8 +29,8 @@ def _one_bar(plan: BenchPlan, progress: Progress) -> Advance:
 
     def advance(record: RequestRecord) -> None:
         nonlocal num_failed
-        num_failed += record.error is not None
-        progress.update(task, advance=1, description=f"{_place(record)}{_failures(num_failed)}")
+        num_failed += _has_failed(record)
+        progress.update(task, advance=1, description=f"{_description(record)}{_failures(num_failed)}")
 
     return advance
 
@@ -45,8 +46,8 @@ def _bar_per_cell(plan: BenchPlan, progress: Progress) -> Advance:
     def advance(record: RequestRecord) -> None:
         name = f"{record.segment}, {record.load}"
         progress.start_task(tasks[name])
-        failed[name] += record.error is not None
-        progress.update(tasks[name], advance=1, description=f"{_place(record)}{_failures(failed[name])}")
+        failed[name] += _has_failed(record)
+        progress.update(tasks[name], advance=1, description=f"{_description(record)}{_failures(failed[name])}")
 
     return advance
 
@@ -55,8 +56,13 @@ def _name(cell: Cell) -> str:
     return f"{cell.segment}, {cell.load}"
 
 
-def _place(record: RequestRecord) -> str:
+def _description(record: RequestRecord) -> str:
     return f"{record.segment}, {record.load}, {record.arm}"
+
+
+def _has_failed(record: RequestRecord) -> bool:
+    """A request that this client ended itself has not."""
+    return not is_answered(record) and not is_cancelled(record)
 
 
 def _failures(number: int) -> str:

@@ -7,6 +7,7 @@ inequality all looks together give no more false alarms than the nominal rate, w
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 
 import numpy as np
 
@@ -55,6 +56,7 @@ class SequentialStop:
         self._looks = list(LOOKS)
         self._values: dict[Arm, dict[tuple[int, int], tuple[float | None, ...]]] = {Arm.OFF: {}, Arm.ON: {}}
         self.stopped_after: int | None = None
+        import_module("scipy.special")  # what the intervals need is loaded now and not while requests are due
 
     def add(self, record: RequestRecord) -> None:
         """Take in one measured record; other arms and requests without an answer play no part."""

@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binom, mannwhitneyu
 
 from specdeploy_client.comparison.pairing import pair_rows
 from specdeploy_client.records.table import ArmColumns
@@ -25,6 +24,8 @@ def is_slower(part: Floats, rest: Floats, ratio: float) -> bool:
     part, rest = part[np.isfinite(part)], rest[np.isfinite(rest)]
     if not part.size or not rest.size or np.median(part) <= ratio * np.median(rest):
         return False
+    from scipy.stats import mannwhitneyu  # takes a second to load, and seldom comes this far
+
     return bool(mannwhitneyu(part, rest, alternative="greater").pvalue < SURE)
 
 
@@ -75,6 +76,8 @@ def median_interval(values: Floats) -> tuple[float, float]:
     How many values lie below the median is binomial, whatever they are distributed like (Conover 1999, section 3.2).
     Without enough values: (-inf, inf).
     """
+    from scipy.stats import binom  # takes a second to load: only where it is needed
+
     rank = int(binom.ppf(RARE / 4, len(values), 0.5)) - 1  # the largest with P(fewer or as many below) under RARE / 4
     if rank < 0:
         return -math.inf, math.inf

@@ -1,11 +1,13 @@
-"""Intervals and tests on measured samples."""
+"""Intervals and tests on measured samples.
+
+scipy is imported where it is needed: it takes a second to load, which no command that only reads files should wait for.
+"""
 
 import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import fisher_exact, norm, t
 
 # One comparison of a run without a difference lies outside its interval once in a hundred times. A verdict looks at a
 # handful of comparisons, so that at 0.95 more than one run in twenty would raise a false alarm.
@@ -153,14 +155,22 @@ def block_widening(log_off: Floats, log_on: Floats, quantile: float, blocks: Int
     by_block = float(np.square(np.bincount(block_of_pair, weights=influence)).sum()) * num_blocks / (num_blocks - 1)
     freedom = num_blocks - 1 + _PRIOR_BLOCKS
     effect = (_PRIOR_BLOCKS + (num_blocks - 1) * by_block / by_pair) / freedom
-    tail = (1 - confidence) / 2
-    return max(1.0, math.sqrt(effect) * float(t.isf(tail, freedom) / norm.isf(tail)))
+    return max(1.0, math.sqrt(effect) * _student_over_normal((1 - confidence) / 2, freedom))
 
 
 def excess_rate_p_value(num_hits: int, num_trials: int, floor_hits: int, floor_trials: int) -> float:
     """One-sided Fisher exact p that a rate is higher than a floor rate, given hits and trials of both."""
+    from scipy.stats import fisher_exact
+
     table = [[num_hits, num_trials - num_hits], [floor_hits, floor_trials - floor_hits]]
     return float(fisher_exact(table, alternative="greater").pvalue)
+
+
+def _student_over_normal(tail: float, freedom: int) -> float:
+    """By what Student's t of `freedom` degrees lies further out than the normal quantile that leaves out `tail`."""
+    from scipy.special import ndtri, stdtrit
+
+    return float(stdtrit(freedom, tail) / ndtri(tail))
 
 
 def _draw_pairs(log_off: Floats, log_on: Floats, quantile: float, num_draws: int, rng: np.random.Generator) -> Floats:

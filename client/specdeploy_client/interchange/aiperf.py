@@ -30,6 +30,7 @@ from specdeploy_client.interchange.aiperf_format import (
 from specdeploy_client.interchange.imported import (
     ImportedRun,
     ImportLabels,
+    StatedRates,
     arm_by_drafting,
     arrivals_ns,
     failure_kind,
@@ -72,12 +73,14 @@ def import_aiperf_records(path: Path, labels: ImportLabels) -> ImportedRun:
         notes.append("latencies run from when each request was due (the credit), AIPerf's own from when it was sent")
     arm = arm_by_drafting(labels, [record.num_draft_tokens for record in records])
     started_ns = records[0].send_ns
+    span_s = ns_to_s(max(record.end_ns for record in records) - started_ns)
     return ImportedRun(
         tool=_tool_name(statistics),
         model=None if statistics is None else _model_of(statistics),
         started_at=datetime.fromtimestamp(ns_to_s(started_ns), tz=UTC).isoformat(timespec="seconds"),
-        duration_s=ns_to_s(max(record.end_ns for record in records) - started_ns),
+        duration_s=span_s if statistics is None else _duration_s(statistics, str(beside)) or span_s,
         records=tuple(record.model_copy(update={"index": index, "arm": arm}) for index, record in enumerate(records)),
+        rates=StatedRates() if statistics is None else _rates(statistics),
         notes=tuple(notes),
     )
 
@@ -91,14 +94,11 @@ def import_aiperf_statistics(path: Path, labels: ImportLabels) -> ImportedRun:
         notes.append("the run was cancelled")
     if statistics.is_complete is False:
         notes.append(f"the run is not complete: {statistics.incomplete_reason or 'no reason given'}")
-    duration = statistics.benchmark_duration
     return ImportedRun(
         tool=_tool_name(statistics),
         model=_model_of(statistics),
         started_at=statistics.start_time or "unknown",
-        duration_s=0.0
-        if duration is None
-        else (duration.avg or 0.0) * _ns_per(duration.unit, f"{path}: benchmark_duration") / NS_PER_S,
+        duration_s=_duration_s(statistics, str(path)) or 0.0,
         cells=(_cell(statistics, labels, load, str(path)),),
         notes=tuple(notes),
     )
@@ -238,6 +238,7 @@ def _cell(statistics: Statistics, labels: ImportLabels, load: Load, place: str) 
     num_good = round(_average(statistics.request_count) or 0)
     num_errors = round(_average(statistics.error_request_count) or 0)
     counts = [statistics.total_spec_decode_steps, statistics.total_draft_tokens, statistics.total_accepted_draft_tokens]
+    rates = _rates(statistics)
     steps, drafted, accepted = (None if one is None else round(one.avg or 0) for one in counts)
 
     def percentiles(name: str) -> Percentiles:
@@ -255,9 +256,9 @@ def _cell(statistics: Statistics, labels: ImportLabels, load: Load, place: str) 
         e2e_ms=percentiles("request_latency"),
         icl_ms=percentiles("inter_chunk_latency") if statistics.inter_chunk_latency else None,
         tokens_per_message=None,
-        output_throughput=_average(statistics.output_token_throughput),
-        request_throughput=_average(statistics.request_throughput),
-        goodput=_average(statistics.goodput),
+        output_throughput=rates.output_throughput,
+        request_throughput=rates.request_throughput,
+        goodput=rates.goodput,
         num_input_tokens=None if statistics.total_isl is None else round(statistics.total_isl.avg or 0),
         num_output_tokens=None if statistics.total_osl is None else round(statistics.total_osl.avg or 0),
         acceptance=None
@@ -277,6 +278,22 @@ def _percentiles(statistic: Statistic | None, num_requests: int, place: str) -> 
         {percentile: None if value is None else value * scale for percentile, value in values.items()},
         None if statistic.avg is None else statistic.avg * scale,
     )
+
+
+def _rates(statistics: Statistics) -> StatedRates:
+    return StatedRates(
+        output_throughput=_average(statistics.output_token_throughput),
+        request_throughput=_average(statistics.request_throughput),
+        goodput=_average(statistics.goodput),
+    )
+
+
+def _duration_s(statistics: Statistics, place: str) -> float | None:
+    """How long AIPerf says that it measured."""
+    duration = statistics.benchmark_duration
+    if duration is None or duration.avg is None:
+        return None
+    return duration.avg * _ns_per(duration.unit, f"{place}: benchmark_duration") / NS_PER_S
 
 
 def _average(statistic: Statistic | None) -> float | None:

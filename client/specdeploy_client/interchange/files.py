@@ -1,6 +1,7 @@
 """One way in and one way out: which tool wrote a file, and a run written for another tool."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,11 @@ def import_file(path: Path, labels: ImportLabels) -> ImportedRun:
 def summarise_import(run: ImportedRun, source: str) -> RunSummary:
     """A RunSummary of one imported file, `source` its name; it has one arm, so nothing is compared in it.
 
-    Percentiles are computed from the records where there are some, as they are for our own runs.
+    Percentiles are computed from the records where there are some, as they are for our own runs; rates per second are
+    what the file states.
     """
     cells = run.cells or tuple(
-        _with_acceptance(summarise_arm(key, arm, columns), run)
+        _with_stated(summarise_arm(key, arm, columns), run)
         for key, arms in RecordTable.from_records(run.records).cells.items()
         for arm, columns in arms.items()
     )
@@ -94,11 +96,12 @@ def export_run(
     return export_vllm_bench(summary, records, folder)
 
 
-def _with_acceptance(cell: CellSummary, run: ImportedRun) -> CellSummary:
-    """What the tool read off the server for the whole run, where single requests do not say."""
-    if cell.acceptance is not None or run.acceptance is None:
-        return cell
-    return cell.model_copy(update={"acceptance": run.acceptance})
+def _with_stated(cell: CellSummary, run: ImportedRun) -> CellSummary:
+    """What the tool counted over the whole run, where single requests do not say or would mislead."""
+    stated = {name: rate for name, rate in asdict(run.rates).items() if rate is not None}
+    if cell.acceptance is None and run.acceptance is not None:
+        return cell.model_copy(update={**stated, "acceptance": run.acceptance})
+    return cell.model_copy(update=stated)
 
 
 def _file_in(folder: Path) -> Path:

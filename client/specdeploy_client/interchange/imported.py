@@ -51,12 +51,25 @@ class ImportLabels:
 
 
 @dataclass(frozen=True, slots=True)
+class StatedRates:
+    """What a file says of its whole run, per second; None where it does not say it.
+
+    Over the time that its tool counts, which the times of requests do not tell: between them it may have measured
+    something else, or nothing.
+    """
+
+    output_throughput: float | None = None
+    request_throughput: float | None = None
+    goodput: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ImportedRun:
     """One file of another tool.
 
     `records` where it holds the times of every message of every request; else `cells`, from the tool's own statistics
     (then nothing is known beyond what it computed). `acceptance` is of the server over the whole run, where the tool
-    read it. `notes` say what was left out and what is defined otherwise.
+    read it; `rates` go before what records add up to. `notes` say what was left out and what is defined otherwise.
     """
 
     tool: str
@@ -66,6 +79,7 @@ class ImportedRun:
     records: tuple[RequestRecord, ...] = ()
     cells: tuple[CellSummary, ...] = ()
     acceptance: Acceptance | None = None
+    rates: StatedRates = StatedRates()
     notes: tuple[str, ...] = ()
 
 

@@ -28,6 +28,7 @@ from specdeploy_client.interchange.imported import (
     ImportedRun,
     ImportLabels,
     Seconds,
+    StatedRates,
     TokenCount,
     arm_by_drafting,
     arrivals_ns,
@@ -107,6 +108,7 @@ def import_vllm_bench(path: Path, labels: ImportLabels) -> ImportedRun:
         records=records,
         cells=() if records else (_cell(result, raw, labels.segment, load, arm, path),),
         acceptance=_acceptance(result),
+        rates=StatedRates(result.output_throughput, result.request_throughput, result.request_goodput),
         notes=tuple(notes),
     )
 

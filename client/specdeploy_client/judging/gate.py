@@ -20,7 +20,9 @@ from specdeploy.run_contract import (
     Status,
     Verdict,
 )
+from specdeploy_client.comparison.wording import describe_ratio, describe_voids
 from specdeploy_client.judging.gate_findings import (
+    describe_pairs_needed,
     judge_crossover,
     judge_errors,
     judge_integrity,
@@ -33,11 +35,9 @@ from specdeploy_client.judging.gate_names import CHECK_NAMES, check_gate_names
 from specdeploy_client.judging.integrity import worst
 from specdeploy_client.judging.run_lookup import (
     decision_loads,
-    describe_pairs_needed,
     describe_queue,
-    describe_ratio,
-    describe_voids,
     find_comparison,
+    measured_arms,
     measured_segments,
 )
 
@@ -107,7 +107,8 @@ def _decide(summary: RunSummary, segment: str, gate: GateConfig, load: Load) -> 
     max_ratio = _max_ratio(gate, segment)
     comparison = find_comparison(summary, segment, load, gate.decide_metric)
     action: Action = "measure more"
-    status, detail = Status.INCONCLUSIVE, f"not measured at {load}"
+    status, detail = Status.INCONCLUSIVE, _why_no_comparison(summary, segment, load)
+    is_gain_too_small = False
     if load.concurrency is not None and summary.is_queued(load.concurrency):
         detail = describe_queue(summary, load.concurrency)
     elif comparison is not None and comparison.void_reasons:
@@ -119,11 +120,21 @@ def _decide(summary: RunSummary, segment: str, gate: GateConfig, load: Load) -> 
             if status is Status.INCONCLUSIVE:
                 detail += describe_pairs_needed(comparison, max_ratio)
             elif status is Status.FAIL and action != "switch off":
-                detail = f"{_TOO_LITTLE[action]}: {detail}"
+                is_gain_too_small, detail = True, f"{_TOO_LITTLE[action]}: {detail}"
     decision = SegmentDecision(
-        segment=segment, concurrency=load.concurrency, request_rate=load.request_rate, action=action, detail=detail
+        segment=segment,
+        concurrency=load.concurrency,
+        request_rate=load.request_rate,
+        action=action,
+        detail=detail,
+        is_gain_too_small=is_gain_too_small,
     )
     return decision, status
+
+
+def _why_no_comparison(summary: RunSummary, segment: str, load: Load) -> str:
+    arms = measured_arms(summary, segment, load)
+    return f"only arm {arms[0]} was measured at {load}" if len(arms) == 1 else f"not measured at {load}"
 
 
 def _read_interval(low: float, high: float, max_ratio: float) -> tuple[Action, Status]:
@@ -155,7 +166,7 @@ def _named_by_load(summary: RunSummary, segment: str, load: Load, findings: Iter
 
 
 def _interrupted(reason: str) -> GateFinding:
-    detail = f"the run ended early: {reason}. What was measured until then is kept; measure again"
+    detail = f"the run ended early: {reason.rstrip('.')}. What was measured until then is kept; measure again"
     return GateFinding(subject="run", status=Status.INCONCLUSIVE, detail=detail)
 
 
@@ -170,7 +181,7 @@ def _soften(finding: GateFinding) -> GateFinding:
 def _reopen(decision: SegmentDecision) -> SegmentDecision:
     """Nor does it decide anything."""
     detail = f"the run ended early; until then: {decision.detail}"
-    return decision.model_copy(update={"action": "measure more", "detail": detail})
+    return decision.model_copy(update={"action": "measure more", "detail": detail, "is_gain_too_small": False})
 
 
 def _segment_gate(gate: GateConfig, segment: str) -> SegmentGate | None:

@@ -18,12 +18,11 @@ from specdeploy.run_contract import (
     Slo,
     Status,
 )
+from specdeploy_client.comparison.stats import RatioInterval, pairs_needed
+from specdeploy_client.comparison.wording import describe_ratio, describe_voids
 from specdeploy_client.judging.run_lookup import (
     arm_voids,
-    describe_pairs_needed,
     describe_queue,
-    describe_ratio,
-    describe_voids,
     find_cell,
     find_comparison,
     measured_loads,
@@ -175,6 +174,18 @@ def judge_slo(summary: RunSummary, slo: Slo, load: Load) -> GateFinding:
         status=Status.PASS if value <= slo.max_ms else Status.FAIL,
         detail=f"{value:.1f} ms at {load}, speculation {arm}",
     )
+
+
+def describe_pairs_needed(comparison: Comparison, limit: float) -> str:
+    """`; about 320 pairs would decide`, or nothing where no affordable number would.
+
+    Counted for `limit`, which need not be the one that the run was measured for.
+    """
+    if comparison.ratio is None or comparison.ci_low is None or comparison.ci_high is None:
+        return ""
+    interval = RatioInterval(comparison.ratio, comparison.ci_low, comparison.ci_high, comparison.num_pairs)
+    needed = pairs_needed(interval, limit)
+    return "" if needed is None else f"; about {needed} pairs would decide"
 
 
 def _planned_arm(summary: RunSummary, segment: str, load: Load) -> Arm:

@@ -1,6 +1,8 @@
-"""Where a RunSummary holds what, and how its ratios are said in words."""
+"""Where a RunSummary holds what."""
 
+import weakref
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from specdeploy.run_contract import (
     Arm,
@@ -14,7 +16,6 @@ from specdeploy.run_contract import (
     VoidCode,
     VoidReason,
 )
-from specdeploy_client.comparison.stats import RatioInterval, pairs_needed
 
 # These say that the two arms cannot be compared, not that the latencies of one of them are wrong.
 _COMPARISON_ONLY = frozenset(
@@ -24,23 +25,43 @@ _COMPARISON_ONLY = frozenset(
 _OF_OTHER_ARM = {Arm.OFF: VoidCode.NOTHING_DRAFTED, Arm.ON: VoidCode.OFF_ARM_DRAFTED}
 
 
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """The cells and comparisons of one summary by what they are asked for; the first of two of the same key."""
+
+    cells: dict[tuple[str, Load, Arm], CellSummary]
+    comparisons: dict[tuple[str, Load, MetricName, Percentile], Comparison]
+
+    @classmethod
+    def of(cls, summary: RunSummary) -> "_Index":
+        """One pass over the summary."""
+        return cls(
+            cells={(c.segment, c.load, c.arm): c for c in reversed(summary.cells)},
+            comparisons={(c.segment, c.load, c.metric, c.percentile): c for c in reversed(summary.comparisons)},
+        )
+
+
+# By the identity of summaries that are alive: they hold dicts, so they are no keys themselves, and what is kept on a
+# model of pydantic would be copied, stale, by `model_copy`.
+_INDEXES: dict[int, _Index] = {}
+
+
 def find_comparison(
     summary: RunSummary, segment: str, load: Load, metric: MetricName, percentile: Percentile = Percentile.P50
 ) -> Comparison | None:
     """The comparison of one metric in one cell, or None when that cell was not measured."""
-    return next(
-        (
-            c
-            for c in summary.comparisons
-            if (c.segment, c.load, c.metric, c.percentile) == (segment, load, metric, percentile)
-        ),
-        None,
-    )
+    return _index_of(summary).comparisons.get((segment, load, metric, percentile))
 
 
 def find_cell(summary: RunSummary, segment: str, load: Load, arm: Arm) -> CellSummary | None:
     """One arm of one cell, or None when it was not measured."""
-    return next((c for c in summary.cells if (c.segment, c.load, c.arm) == (segment, load, arm)), None)
+    return _index_of(summary).cells.get((segment, load, arm))
+
+
+def measured_arms(summary: RunSummary, segment: str | None = None, load: Load | None = None) -> tuple[Arm, ...]:
+    """Which of off and on were measured: anywhere, of one segment, or of one of its cells."""
+    found = {cell.arm for cell in summary.cells if segment in (None, cell.segment) and load in (None, cell.load)}
+    return tuple(arm for arm in (Arm.OFF, Arm.ON) if arm in found)
 
 
 def metric_percentiles(cell: CellSummary, metric: MetricName) -> Percentiles:
@@ -84,11 +105,6 @@ def arm_voids(summary: RunSummary, segment: str, load: Load, arm: Arm) -> tuple[
     return tuple(dict.fromkeys(reasons))
 
 
-def describe_voids(reasons: Collection[VoidReason]) -> str:
-    """`the measurement is void: too few pairs: 5, at least 8 are needed`."""
-    return "the measurement is void: " + "; ".join(map(str, reasons))
-
-
 def describe_queue(summary: RunSummary, concurrency: int) -> str:
     """Why a level says nothing of speculation: requests may wait for others, and both arms then measure that queue."""
     limit = summary.concurrency_limit or "it does not say why"
@@ -98,30 +114,9 @@ def describe_queue(summary: RunSummary, concurrency: int) -> str:
     )
 
 
-def describe_ratio(comparison: Comparison, max_ratio: float = 1.0) -> str:
-    """`e2e on/off 0.62 [0.58, 0.67] over 40 pairs` and, unless it is 1, the limit it is held against.
-
-    The median is not named, other percentiles are: `ttft p99 on/off ...`.
-    """
-    name = comparison.metric.value
-    if comparison.percentile is not Percentile.P50:
-        name = f"{name} {comparison.percentile}"
-    if comparison.ratio is None or comparison.ci_low is None or comparison.ci_high is None:
-        return f"{name} on/off not measured"
-    limit = "" if max_ratio == 1.0 else f", limit {max_ratio:g}"
-    return (
-        f"{name} on/off {comparison.ratio:.2f} "
-        f"[{comparison.ci_low:.2f}, {comparison.ci_high:.2f}] over {comparison.num_pairs} pairs{limit}"
-    )
-
-
-def describe_pairs_needed(comparison: Comparison, limit: float) -> str:
-    """`; about 320 pairs would decide`, or nothing where no affordable number would.
-
-    Counted for `limit`, which need not be the one that the run was measured for.
-    """
-    if comparison.ratio is None or comparison.ci_low is None or comparison.ci_high is None:
-        return ""
-    interval = RatioInterval(comparison.ratio, comparison.ci_low, comparison.ci_high, comparison.num_pairs)
-    needed = pairs_needed(interval, limit)
-    return "" if needed is None else f"; about {needed} pairs would decide"
+def _index_of(summary: RunSummary) -> _Index:
+    found = _INDEXES.get(id(summary))
+    if found is None:
+        found = _INDEXES[id(summary)] = _Index.of(summary)
+        weakref.finalize(summary, _INDEXES.pop, id(summary), None)
+    return found

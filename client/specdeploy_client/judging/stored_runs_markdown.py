@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from specdeploy.run_contract import CellSummary, Comparison, MetricName, Percentile
+from specdeploy.run_contract import CellSummary, MetricName, Percentile
+from specdeploy_client.comparison.wording import DASH, describe_intervals, format_comparison, format_interval
 from specdeploy_client.judging.markdown_text import escape, markdown_table
 from specdeploy_client.judging.run_lookup import metric_percentiles
 from specdeploy_client.judging.stored_runs import RatioChange, RunComparison
 
-_MISSING = "-"
 _WORDS = {
     "lower": "**lower**: speculation gains more",
     "higher": "**higher**: speculation gains less",
@@ -19,13 +19,14 @@ _WORDS = {
 def render_run_comparison(comparison: RunComparison) -> str:
     """The whole page."""
     before, after = comparison.before, comparison.after
+    intervals = describe_intervals((*before.comparisons, *after.comparisons))
     names = [f"{escape(run.deployment)} ({escape(run.started_at)})" for run in (before, after)]
     parts = [
         f"## {names[0]} against {names[1]}",
         _headline(comparison),
         *([_cautions(comparison)] if comparison.cautions else []),
         *_section("What changed", _changes(comparison)),
-        *_section("on/off ratios, below 1 is faster", _ratios(comparison)),
+        *_section(f"on/off ratios and their {intervals}s, below 1 is faster", _ratios(comparison)),
         *_section("Crossover", _crossovers(comparison)),
         *_section("Milliseconds at the median, for looking at", _milliseconds(comparison)),
     ]
@@ -49,7 +50,7 @@ def _cautions(comparison: RunComparison) -> str:
 
 def _changes(comparison: RunComparison) -> str:
     rows = [
-        (escape(change.name), escape(change.before or _MISSING), escape(change.after or _MISSING))
+        (escape(change.name), escape(change.before or DASH), escape(change.after or DASH))
         for change in comparison.changes
     ]
     return markdown_table(("", "before", "after"), rows)
@@ -61,9 +62,9 @@ def _ratios(comparison: RunComparison) -> str:
             escape(ratio.segment),
             str(ratio.load),
             f"{ratio.metric} {ratio.percentile}",
-            _interval(ratio.before),
-            _interval(ratio.after),
-            _change(ratio),
+            format_comparison(ratio.before),
+            format_comparison(ratio.after),
+            format_interval(ratio.change, ratio.ci_low, ratio.ci_high),
             _WORDS[ratio.difference] + (", reversed" if ratio.is_reversed else ""),
         )
         for ratio in comparison.ratios
@@ -73,7 +74,7 @@ def _ratios(comparison: RunComparison) -> str:
 
 def _crossovers(comparison: RunComparison) -> str:
     rows = [
-        (escape(pair.segment), pair.metric.value, str(pair.before or _MISSING), str(pair.after or _MISSING))
+        (escape(pair.segment), pair.metric.value, str(pair.before or DASH), str(pair.after or DASH))
         for pair in comparison.crossovers
     ]
     return markdown_table(("segment", "metric", "before", "after"), rows)
@@ -108,24 +109,8 @@ def _beside(
 ) -> str:
     values = [None if cell is None else value_of(cell) for cell in (before, after)]
     if values == [None, None]:
-        return _MISSING
-    return " / ".join(_MISSING if value is None else f"{value:.2f}" for value in values)
-
-
-def _interval(comparison: Comparison | None) -> str:
-    if comparison is None:
-        return _MISSING
-    if comparison.void_reasons:
-        return "void"
-    if comparison.ratio is None or comparison.ci_low is None or comparison.ci_high is None:
-        return _MISSING
-    return f"{comparison.ratio:.2f} [{comparison.ci_low:.2f}, {comparison.ci_high:.2f}]"
-
-
-def _change(ratio: RatioChange) -> str:
-    if ratio.change is None or ratio.ci_low is None or ratio.ci_high is None:
-        return _MISSING
-    return f"{ratio.change:.2f} [{ratio.ci_low:.2f}, {ratio.ci_high:.2f}]"
+        return DASH
+    return " / ".join(DASH if value is None else f"{value:.2f}" for value in values)
 
 
 def _name(ratio: RatioChange) -> str:

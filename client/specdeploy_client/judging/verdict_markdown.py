@@ -12,6 +12,7 @@ from specdeploy.run_contract import (
     Status,
     Verdict,
 )
+from specdeploy_client.comparison.wording import describe_intervals, format_comparison
 from specdeploy_client.judging.markdown_text import escape, inline_code, markdown_table
 from specdeploy_client.judging.run_lookup import decision_loads
 
@@ -21,18 +22,18 @@ _HEADLINES = {
     Status.FAIL: "must not take traffic as planned",
     Status.INCONCLUSIVE: "measure more before it takes traffic",
 }
-_MISSING = "-"
 
 
 def render_markdown(summary: RunSummary, verdict: Verdict) -> str:
     """The whole comment. Tables of GitHub's flavour; every text of the run is escaped."""
+    intervals = describe_intervals(summary.comparisons)
     parts = [
         f"## {_SYMBOLS[verdict.status]} {escape(verdict.deployment)}: {verdict.status}, {_HEADLINES[verdict.status]}",
         _describe_run(summary),
         *([f"**The run ended early:** {escape(summary.interrupted)}"] if summary.interrupted else []),
         *_section("Decisions", _decisions(verdict)),
         *_section("Findings", _findings(verdict)),
-        *_section("Latency with speculation / without", _ratios(summary)),
+        *_section(f"Latency with speculation / without, {intervals}s", _ratios(summary)),
         *_section("Crossover", _crossovers(summary.crossovers)),
         *_section("Not compared", _voids(summary.comparisons)),
         *_section("Counters that disagree", _mismatches(summary)),
@@ -124,13 +125,8 @@ def _mismatches(summary: RunSummary) -> str:
 
 
 def _ratio(comparison: Comparison | None) -> str:
-    if comparison is None:
-        return _MISSING
-    if comparison.void_reasons:
-        return "void"
-    if comparison.ratio is None or comparison.ci_low is None or comparison.ci_high is None:
-        return _MISSING
-    return f"{comparison.ratio:.2f} [{comparison.ci_low:.2f}, {comparison.ci_high:.2f}] {comparison.outcome}"
+    outcome = "" if comparison is None or comparison.outcome == "void" else f" {comparison.outcome}"
+    return f"{format_comparison(comparison)}{outcome}"
 
 
 def _section(title: str, table: str) -> list[str]:

@@ -75,6 +75,33 @@ class PerRequestSwitch:
 
 
 @dataclass(frozen=True, slots=True)
+class AsServed:
+    """One server whose speculation cannot be turned off: it is measured as it is, and compared with nothing."""
+
+    transport: Transport
+    max_blocks: int = MAX_BLOCKS
+
+    async def activate(self, arm: Arm) -> bool:
+        """Nothing to do."""
+        del arm
+        return False
+
+    def transport_of(self, arm: Arm) -> Transport:
+        """The one server."""
+        del arm
+        return self.transport
+
+    def request_for(self, arm: Arm, request: GenerationRequest) -> GenerationRequest:
+        """Without a number of draft tokens, which not every server knows."""
+        del arm
+        return replace(request, num_draft_tokens=None)
+
+    def describe(self) -> str:
+        """For the record of the run."""
+        return "none: the server as it is"
+
+
+@dataclass(frozen=True, slots=True)
 class TwoEndpoints:
     """Servers, or models of one server, of which one drafts and the other does not; both are up all the time."""
 

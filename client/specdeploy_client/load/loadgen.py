@@ -14,7 +14,7 @@ from specdeploy_client.load.loops import BlockSender
 from specdeploy_client.load.precise_timer import SleepUntil, open_timer
 from specdeploy_client.load.request_run import Clock, Job, RecordSink, RequestLabel, RequestRun, run_request
 from specdeploy_client.load.server_watch import ServerWatch
-from specdeploy_client.load.warm_up import WarmUp
+from specdeploy_client.load.warm_up import WarmUp, WarmUpResult
 from specdeploy_client.transport import GenerationRequest, ServerUnreachableError
 
 __all__ = [
@@ -37,13 +37,15 @@ __all__ = [
 class CellRun:
     """What surrounded the records of a cell. None where there was nothing to measure.
 
-    `cold_ttft_ns`: of the very first warm-up request of each arm, sent alone; `num_warmup_rounds` after it. `num_pairs`
-    requests were sent with every arm, in whole blocks; `is_stopped_early` when `on_block_end` wanted no more.
+    `cold_ttft_ns`: of the very first warm-up request of each arm, sent alone; `num_warmup_rounds` after it;
+    `num_warmup_failed`: warm-up requests without an answer, arms without any left out. `num_pairs` requests were sent
+    with every arm, in whole blocks; `is_stopped_early` when `on_block_end` wanted no more.
     `client_cpu_shares`, by arm, and `wake_up_lag_p99_ns` are of the measured blocks alone.
     """
 
     cold_ttft_ns: dict[Arm, int] = field(default_factory=dict)
     num_warmup_rounds: dict[Arm, int] = field(default_factory=dict)
+    num_warmup_failed: dict[Arm, int] = field(default_factory=dict)
     num_pairs: int = 0
     is_stopped_early: bool = False
     client_cpu_shares: dict[Arm, float] = field(default_factory=dict)
@@ -81,16 +83,16 @@ async def run_cell(
     """
     run = CellRun()
     with open_timer(clock) as sleep_until:
-        measurement = _Measurement(arms, cell, sink, run, clock=clock, sleep_until=sleep_until)
-        await measurement.warm_up_all()
+        runner = _CellRunner(arms, cell, sink, run, clock=clock, sleep_until=sleep_until)
+        await runner.warm_up_all()
         if after_warm_up is not None:
             await after_warm_up()
         with frozen_garbage():
-            await measurement.run_blocks(on_block_end)
+            await runner.run_blocks(on_block_end)
     return run
 
 
-class _Measurement:
+class _CellRunner:
     """One run of one cell."""
 
     def __init__(
@@ -157,11 +159,19 @@ class _Measurement:
         self._require_server()
 
     async def _warm_up(self, arm: Arm) -> None:
-        result = await WarmUp(self._cell, arm, self._sender, self._require_server).run()
+        warm_up = WarmUp(self._cell, arm, self._sender, self._require_server)
+        try:
+            await warm_up.run()
+        finally:
+            self._note_warm_up(arm, warm_up.result)
+
+    def _note_warm_up(self, arm: Arm, result: WarmUpResult) -> None:
         if result.cold_ttft_ns is not None:
             self._run.cold_ttft_ns.setdefault(arm, result.cold_ttft_ns)
         if result.num_rounds:
             self._run.num_warmup_rounds[arm] = self._run.num_warmup_rounds.get(arm, 0) + result.num_rounds
+        if result.num_failed:
+            self._run.num_warmup_failed[arm] = self._run.num_warmup_failed.get(arm, 0) + result.num_failed
 
     def _sender(self, cell: Cell, block: int, arm: Arm, sink: RecordSink) -> BlockSender:
         def make_job(request: CellRequest, history: tuple[str, ...]) -> Job:

@@ -120,7 +120,7 @@ class BlockSender:
 
     async def _send(self, job: Job, due_ns: int | None) -> RequestRecord:
         scheduled_ns = self._clock() if due_ns is None else due_ns
-        await self._take_place(job, scheduled_ns)
+        await self._take_slot(job, scheduled_ns)
         try:
             task = asyncio.current_task()
             assert task is not None  # noqa: S101 - every coroutine runs in a task
@@ -139,7 +139,7 @@ class BlockSender:
                 self._slots.release()
         return record
 
-    async def _take_place(self, job: Job, scheduled_ns: int) -> None:
+    async def _take_slot(self, job: Job, scheduled_ns: int) -> None:
         if self._slots is None:
             return
         try:

@@ -15,6 +15,7 @@ from specdeploy_client.transport import (
     Completion,
     GenerationRequest,
     Message,
+    NobodyAnswersError,
     ProtocolError,
     RequestRefusedError,
     RequestTimeoutError,
@@ -33,6 +34,7 @@ _FAILURE_OF: dict[type[ClientError], FailureKind] = {
     StreamClosedError: FailureKind.STREAM_CLOSED,
     ProtocolError: FailureKind.PROTOCOL,
     ServerUnreachableError: FailureKind.UNREACHABLE,
+    NobodyAnswersError: FailureKind.UNREACHABLE,
 }
 
 

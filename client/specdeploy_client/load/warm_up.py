@@ -25,10 +25,14 @@ MakeSender = Callable[[Cell, int, Arm, RecordSink], BlockSender]
 
 @dataclass(slots=True)
 class WarmUpResult:
-    """`cold_ttft_ns`: of the very first request, sent alone; None without an answer. `num_rounds` after it."""
+    """`cold_ttft_ns`: of the very first request, sent alone; None without an answer. `num_rounds` after it.
+
+    `num_failed` requests have no answer, one that a plainer one replaced left out.
+    """
 
     cold_ttft_ns: int | None = None
     num_rounds: int = 0
+    num_failed: int = 0
 
 
 class WarmUp:
@@ -41,20 +45,19 @@ class WarmUp:
     """
 
     def __init__(self, cell: Cell, arm: Arm, make_sender: MakeSender, check: Callable[[], None]) -> None:
+        self.result = WarmUpResult()
         self._cell = replace(cell, segment=OTHER_SEGMENT)
         self._arm = arm
         self._make_sender = make_sender
         self._check = check
         self._requests = warmup_requests(cell)
-        self._result = WarmUpResult()
 
-    async def run(self) -> WarmUpResult:
-        """All of it; nothing without warm-up requests."""
+    async def run(self) -> None:
+        """All of it, noted in `result`; nothing without warm-up requests."""
         if self._requests:
             concurrency = await self._begin()
             await self._ramp(concurrency)
             await self._rounds(concurrency)
-        return self._result
 
     async def _begin(self) -> int:
         """The request alone; how many are to be under way at once from then on."""
@@ -63,9 +66,10 @@ class WarmUp:
             # A server may refuse what the workload never asks it for: to go on after the end of text.
             plain = zip(self._requests, self._cell.warmup, strict=True)
             self._requests = tuple(replace(request, ignore_eos=own.ignore_eos) for request, own in plain)
+            self.result.num_failed = 0
             answers = await self._round(0, 1, 1)
         if answers:
-            self._result.cold_ttft_ns = ttft_ns(answers[0])
+            self.result.cold_ttft_ns = ttft_ns(answers[0])
         if self._cell.load.concurrency is not None:
             return self._cell.load.concurrency
         # Once more: how long the first one took says nothing of how long later ones will.
@@ -73,7 +77,7 @@ class WarmUp:
 
     async def _ramp(self, concurrency: int) -> None:
         cell = self._cell
-        sender = self._make_sender(cell, 0, self._arm, lambda _record: None)
+        sender = self._make_sender(cell, 0, self._arm, self._count)
         if cell.load.request_rate is None and cell.concurrency_ramp_s > 0:
             await sender.run_ramp(self._endless(), concurrency, round(cell.concurrency_ramp_s * 1e9))
         elif cell.load.request_rate is not None and cell.arrivals is not None and cell.arrivals.ramp_s > 0:
@@ -87,7 +91,7 @@ class WarmUp:
         before: float | None = None
         for number in range(1, MAX_WARMUP_ROUNDS + 1):
             answers = await self._round(number, max(concurrency, len(self._requests)), concurrency)
-            self._result.num_rounds += 1
+            self.result.num_rounds += 1
             latency = median(e2e_ns(record) or 0 for record in answers) if answers else None
             if not all(_has_stepped(record) for record in answers):
                 # It drafts further than it was told to: ask for more.
@@ -97,12 +101,17 @@ class WarmUp:
             before = latency
 
     async def _round(self, number: int, num_requests: int, concurrency: int) -> list[RequestRecord]:
-        """The answers, failed ones left out: if the server refuses, measured requests will show it."""
+        """The answers; failed ones are only counted."""
         records: list[RequestRecord] = []
         sender = self._make_sender(self._cell, number, self._arm, records.append)
         await sender.run_closed(tuple(islice(self._endless(), num_requests)), concurrency)
+        for record in records:
+            self._count(record)
         self._check()
         return list(filter(is_answered, records))
+
+    def _count(self, record: RequestRecord) -> None:
+        self.result.num_failed += not is_answered(record)
 
     def _endless(self) -> Iterator[CellRequest]:
         """The requests again and again, each with an index of its own: no two under way have the same name."""

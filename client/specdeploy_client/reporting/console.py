@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.panel import Panel
 from rich.progress import (
     BarColumn,
@@ -24,6 +24,7 @@ from specdeploy.run_contract import (
     IntegrityReport,
     Load,
     MetricName,
+    Percentile,
     Percentiles,
     RequestRecord,
     RunSummary,
@@ -31,24 +32,30 @@ from specdeploy.run_contract import (
     Verdict,
 )
 from specdeploy.units import ns_to_ms
+from specdeploy_client.comparison.wording import DASH, describe_intervals, format_comparison, format_range
 from specdeploy_client.judging.run_lookup import describe_queue, find_cell, find_comparison
-from specdeploy_client.metrics import e2e_ns, mean_acceptance_length, num_tokens, tpot_ns, ttft_ns
+from specdeploy_client.metrics import e2e_ns, mean_acceptance_length, num_tokens, samples_needed, tpot_ns, ttft_ns
 from specdeploy_client.reporting.headline import crossover_lines, headline
 from specdeploy_client.reporting.methods import MethodRow, Outcome
 
 STYLES = {Status.PASS: "green", Status.FAIL: "red", Status.INCONCLUSIVE: "yellow"}
 OUTCOME_STYLES: dict[Outcome, str] = {"pays": "green", "does not pay": "red", "not decided": "yellow"}
 MISSING = "n/a"
-UNSUPPORTED = "-"
+SHOWN_PERCENTILES = (Percentile.P50, Percentile.P90, Percentile.P99)
 
 
 def run_table(summary: RunSummary) -> Table:
-    """One row per cell; off above on; p50/p90/p99 in ms, a dash where the sample is too small."""
+    """One row per cell; off above on; p50/p90/p99 in ms: a dash where the sample is too small for one of them, the mean
+    where it is too small for all. Below it what the heads leave open."""
     loads = {cell.load for cell in summary.cells}
     is_open = any(load.request_rate is not None for load in loads)
+    has_means_only = bool(summary.cells) and all(latency.p50 is None for latency in _latencies(summary))
+    values = "mean" if has_means_only else "p50/p90/p99"
     table = Table(
-        title=f"{summary.deployment}: p50/p90/p99 in ms at {'r requests/s' if is_open else 'c concurrent requests'}",
+        title=f"{summary.deployment}: {values} in ms at {'r requests/s' if is_open else 'c concurrent requests'}",
         title_justify="left",
+        caption=_table_notes(summary),
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         show_lines=False,
@@ -57,7 +64,9 @@ def run_table(summary: RunSummary) -> Table:
     if summary.objectives:
         names.insert(-2, "goodput")
     for name in names:
-        table.add_column(name, justify="left" if name in ("segment", "arm") else "right", overflow="fold")
+        is_short = name in ("e2e on/off", "accepted")  # of these a folded line would not be understood
+        justify: JustifyMethod = "left" if name in ("segment", "arm") else "right"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=is_short)
     for segment, load in dict.fromkeys((cell.segment, cell.load) for cell in summary.cells):
         found = {arm: find_cell(summary, segment, load, arm) for arm in Arm}
         cells = [cell for cell in found.values() if cell is not None]
@@ -66,9 +75,9 @@ def run_table(summary: RunSummary) -> Table:
             segment,
             f"{load.value:g}\nqueued" if summary.is_queued(load.concurrency) else f"{load.value:g}",
             "\n".join(cell.arm for cell in cells),
-            "\n".join(_percentiles(cell.ttft_ms) for cell in cells),
-            "\n".join(_percentiles(cell.tpot_ms) for cell in cells),
-            "\n".join(_percentiles(cell.e2e_ms) for cell in cells),
+            "\n".join(_percentiles(cell.ttft_ms, has_means_only=has_means_only) for cell in cells),
+            "\n".join(_percentiles(cell.tpot_ms, has_means_only=has_means_only) for cell in cells),
+            "\n".join(_percentiles(cell.e2e_ms, has_means_only=has_means_only) for cell in cells),
             "\n".join(_rate(cell.output_throughput, 1) for cell in cells),
             *(["\n".join(_rate(cell.goodput, 2) for cell in cells)] if summary.objectives else []),
             _ratio(summary, segment, load),
@@ -128,8 +137,9 @@ def progress_columns() -> tuple[ProgressColumn, ...]:
 
 def methods_table(rows: Sequence[MethodRow]) -> Table:
     """Methods below each other, by traffic: what they gain and why, for a reader who saw nothing before."""
+    intervals = describe_intervals(row.comparison for row in rows if row.comparison is not None)
     table = Table(
-        title="Methods side by side: latency with drafting / without, below 1 is faster",
+        title=f"Methods side by side: latency with drafting / without and its {intervals}, below 1 is faster",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -143,8 +153,8 @@ def methods_table(rows: Sequence[MethodRow]) -> Table:
             table.add_row(Text(f"{row.segment}, {row.load.in_words}", style="bold"))
         table.add_row(
             Text(row.name),
-            _interval(row.comparison),
-            UNSUPPORTED if row.acceptance_rate is None else f"{row.acceptance_rate:.0%}",
+            format_comparison(row.comparison),
+            DASH if row.acceptance_rate is None else f"{row.acceptance_rate:.0%}",
             Text.assemble((row.outcome, OUTCOME_STYLES[row.outcome]), f": {row.reason}"),
         )
     return table
@@ -152,11 +162,12 @@ def methods_table(rows: Sequence[MethodRow]) -> Table:
 
 def verdict_panel(verdict: Verdict) -> Panel:
     """Decisions first, then every finding with its reason."""
+    findings = _findings([(f.status, f.subject, f.detail) for f in verdict.findings])
     decisions = Table.grid(padding=(0, 2))
     for decision in verdict.decisions:
         decisions.add_row(Text(decision.segment, style="bold"), decision.action, Text(decision.detail))
     return Panel(
-        Group(decisions, Text(), _findings([(f.status, f.subject, f.detail) for f in verdict.findings])),
+        Group(decisions, Text(), findings) if verdict.decisions else findings,
         title=f"verdict: {verdict.status}",
         title_align="left",
         border_style=STYLES[verdict.status],
@@ -200,26 +211,43 @@ def _findings(rows: list[tuple[Status, str, str]]) -> RenderableType:
     return table
 
 
-def _percentiles(percentiles: Percentiles) -> str:
-    values = (percentiles.p50, percentiles.p90, percentiles.p99)
-    return "/".join(UNSUPPORTED if value is None else f"{value:.0f}" for value in values)
+def _percentiles(percentiles: Percentiles, *, has_means_only: bool) -> str:
+    values = [percentiles.value(percentile) for percentile in SHOWN_PERCENTILES]
+    if not any(value is not None for value in values) and percentiles.mean is not None:
+        return f"{'' if has_means_only else 'mean '}{percentiles.mean:.0f}"
+    return "/".join(DASH if value is None else f"{value:.0f}" for value in values)
+
+
+def _table_notes(summary: RunSummary) -> str | None:
+    """What a dash in a cell of the table means and what its intervals are; None where there are neither."""
+    shown = _latencies(summary)
+    notes = []
+    if any(latency.value(percentile) is None for latency in shown for percentile in SHOWN_PERCENTILES):
+        mark = DASH if any(latency.p50 is not None for latency in shown) else "mean"
+        needed = ", ".join(f"{percentile} {samples_needed(percentile)}" for percentile in SHOWN_PERCENTILES)
+        notes.append(f"{mark}: too few requests for {'a' if mark == 'mean' else 'this'} percentile ({needed})")
+    compared = [c for c in summary.comparisons if _is_shown(c) and c.ratio is not None]
+    if compared:
+        notes.append(f"e2e on/off: ratio of medians with its {describe_intervals(compared)}, below 1 is faster")
+    return "\n".join(notes) or None
+
+
+def _latencies(summary: RunSummary) -> list[Percentiles]:
+    """Those that the table shows."""
+    return [latency for cell in summary.cells for latency in (cell.ttft_ms, cell.tpot_ms, cell.e2e_ms)]
+
+
+def _is_shown(comparison: Comparison) -> bool:
+    return (comparison.metric, comparison.percentile) == (MetricName.E2E, Percentile.P50)
 
 
 def _ratio(summary: RunSummary, segment: str, load: Load) -> str:
     comparison = find_comparison(summary, segment, load, MetricName.E2E)
     if comparison is None:
         return ""
-    if comparison.void_reasons:
-        return "void"
-    if comparison.ratio is None or comparison.ci_low is None or comparison.ci_high is None:
-        return UNSUPPORTED
-    return f"{comparison.ratio:.2f}\n{comparison.ci_low:.2f}-{comparison.ci_high:.2f}"
-
-
-def _interval(comparison: Comparison | None) -> str:
-    if comparison is None or comparison.ratio is None:
-        return UNSUPPORTED
-    return f"{comparison.ratio:.2f} {comparison.ci_low:.2f}-{comparison.ci_high:.2f}"
+    if comparison.void_reasons or comparison.ratio is None or comparison.ci_low is None or comparison.ci_high is None:
+        return format_comparison(comparison)
+    return f"{comparison.ratio:.2f}\n{format_range(comparison.ci_low, comparison.ci_high)}"
 
 
 def _acceptance(cell: CellSummary) -> str:
@@ -232,7 +260,7 @@ def _acceptance(cell: CellSummary) -> str:
 
 
 def _rate(value: float | None, digits: int) -> str:
-    return UNSUPPORTED if value is None else f"{value:,.{digits}f}"
+    return DASH if value is None else f"{value:,.{digits}f}"
 
 
 def _count(value: int | None) -> str:

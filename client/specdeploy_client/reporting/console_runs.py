@@ -5,10 +5,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from specdeploy.run_contract import Comparison
+from specdeploy_client.comparison.wording import DASH, describe_intervals, format_comparison, format_interval
 from specdeploy_client.judging.stored_runs import Difference, RatioChange, RunComparison
-from specdeploy_client.reporting.definitions import DASH, METRIC_NAMES
-from specdeploy_client.reporting.headline import describe_crossover, format_interval
+from specdeploy_client.reporting.definitions import METRIC_NAMES
+from specdeploy_client.reporting.headline import describe_crossover
 
 _STYLES: dict[Difference, str] = {"lower": "green", "higher": "red", "none shown": "", "not comparable": "dim"}
 _WORDS: dict[Difference, str] = {
@@ -44,15 +44,16 @@ def _changes(comparison: RunComparison) -> RenderableType:
 
 def _ratios(comparison: RunComparison) -> Table:
     names = ("segment", "load", "metric", "before", "after", "after / before", "says")
-    table = _table("on/off ratios, below 1 is faster", *names)
+    intervals = describe_intervals((*comparison.before.comparisons, *comparison.after.comparisons))
+    table = _table(f"on/off ratios and their {intervals}s, below 1 is faster", *names)
     for ratio in comparison.ratios:
         table.add_row(
             ratio.segment,
             str(ratio.load),
             f"{METRIC_NAMES[ratio.metric]} {ratio.percentile}",
-            _interval(ratio.before),
-            _interval(ratio.after),
-            _change(ratio),
+            format_comparison(ratio.before),
+            format_comparison(ratio.after),
+            format_interval(ratio.change, ratio.ci_low, ratio.ci_high),
             Text(_says(ratio), style=_STYLES[ratio.difference]),
         )
     return table
@@ -75,18 +76,6 @@ def _table(title: str, *names: str) -> Table:
     for name in names:
         table.add_column(name, overflow="fold")
     return table
-
-
-def _interval(comparison: Comparison | None) -> str:
-    if comparison is not None and comparison.void_reasons:
-        return "void"
-    return DASH if comparison is None else format_interval(comparison)
-
-
-def _change(ratio: RatioChange) -> str:
-    if ratio.change is None or ratio.ci_low is None or ratio.ci_high is None:
-        return DASH
-    return f"{ratio.change:.2f} [{ratio.ci_low:.2f}, {ratio.ci_high:.2f}]"
 
 
 def _says(ratio: RatioChange) -> str:

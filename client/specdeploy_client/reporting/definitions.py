@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from specdeploy.run_contract import MetricName, Percentile, VoidCode
+from specdeploy_client.comparison.wording import DASH
 from specdeploy_client.metrics import samples_needed
 
-DASH = "\N{EN DASH}"
 METRIC_NAMES = {MetricName.TTFT: "TTFT", MetricName.TPOT: "TPOT", MetricName.E2E: "e2e"}
 
 
@@ -46,7 +46,7 @@ DEFINITIONS = (
         "on/off ratio",
         "percentile with speculation / percentile without",
         "Below 1 speculation is faster: 0.62 is 38 % less time. Both arms answered the same requests, interleaved in "
-        "blocks of one run. The interval is a bootstrap that resamples pairs.",
+        "blocks of one run. The interval is a bootstrap that resamples pairs, at the confidence that stands beside it.",
     ),
     Definition(
         "faster, slower, undecided",

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from specdeploy.run_contract import Arm, Comparison, Load, MetricName, RunSummary
 from specdeploy.units import ns_to_ms
 from specdeploy_client.comparison.pairing import pair_rows
+from specdeploy_client.comparison.wording import describe_voids, format_range
 from specdeploy_client.judging.run_lookup import find_cell, find_comparison
 from specdeploy_client.records.table import ArmColumns, CellKey, RecordTable
 
@@ -89,11 +90,11 @@ class MethodRow:
         if self.comparison is None:
             return "speculation on and off were not both measured"
         if self.comparison.void_reasons:
-            return "the measurement is void: " + "; ".join(map(str, self.comparison.void_reasons))
-        if self.outcome != "not decided":
+            return describe_voids(self.comparison.void_reasons)
+        low, high = self.comparison.ci_low, self.comparison.ci_high
+        if self.outcome != "not decided" or low is None or high is None:
             return describe_costs(self.costs, self.outcome)
-        interval = f"the interval {self.comparison.ci_low:.2f}-{self.comparison.ci_high:.2f} contains 1"
-        return f"{interval}; {describe_costs(self.costs, self.outcome)}"
+        return f"the interval {format_range(low, high)} contains 1; {describe_costs(self.costs, self.outcome)}"
 
     @property
     def sentence(self) -> str:

@@ -23,13 +23,14 @@ from specdeploy.run_contract import (
     Verdict,
 )
 from specdeploy_client.comparison.pairing import paired_values
+from specdeploy_client.comparison.wording import DASH, describe_intervals, format_comparison
 from specdeploy_client.judging.run_lookup import find_comparison
 from specdeploy_client.records.table import ArmColumns, CellKey, RecordTable
-from specdeploy_client.reporting.definitions import DASH, DEFINITIONS, METRIC_NAMES
+from specdeploy_client.reporting.definitions import DEFINITIONS, METRIC_NAMES
 from specdeploy_client.reporting.headline import (
     describe_crossover,
     describe_run,
-    format_interval,
+    full_stop,
     headline,
     reported_loads,
 )
@@ -51,7 +52,8 @@ from specdeploy_client.reporting.report_views import (
 )
 
 RowT = TypeVar("RowT")
-_ALIASES = {"TPOT": "called ITL by AIPerf", "ICL": "called ITL by vLLM", "TTFT": "", "e2e": ""}
+# The latencies that are drawn, each with what others call it.
+_LATENCIES = {"e2e": "", "TTFT": "", "TPOT": "called ITL by AIPerf", "ICL": "called ITL by vLLM"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +137,15 @@ def render_report(main: ReportInput, further: Sequence[ReportInput] = ()) -> str
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update({"ms": format_ms, "number": _format_number, "interval": format_interval})
+    environment.filters.update(
+        {"ms": format_ms, "number": _format_number, "interval": format_comparison, "full_stop": full_stop}
+    )
     return environment.get_template("report.html.j2").render(
         main=_view(main, "run-0"),
         further=[_view(run, f"run-{number}") for number, run in enumerate(further, start=1)],
         headline=headline(main.summary, main.verdict),
         sentences=describe_run(main.summary),
+        intervals=describe_intervals(main.summary.comparisons),
         method_cells=_method_cells([main, *further]),
         definitions=DEFINITIONS,
         metric_names=METRIC_NAMES,
@@ -158,7 +163,6 @@ def request_ratios(off: ArmColumns, on: ArmColumns) -> npt.NDArray[np.float64]:
 
 def _view(source: ReportInput, name: str) -> RunView:
     summary = source.summary
-    keys = [(cell.segment, cell.load) for cell in summary.cells]
     shown, tails = split_tails(heat_maps(summary))
     return RunView(
         source=source,
@@ -172,10 +176,17 @@ def _view(source: ReportInput, name: str) -> RunView:
         voids=void_rows(summary),
         acceptance=_by_segment([cell for cell in summary.cells if cell.arm is Arm.ON], lambda cell: cell.segment),
         conditions=_by_segment(conditions_rows(summary), lambda row: row.conditions.segment),
-        cells=tuple(
-            CellRow(cell, keys.count(key) if keys.index(key) == index else 0)
-            for index, (cell, key) in enumerate(zip(summary.cells, keys, strict=True))
-        ),
+        cells=_cell_rows(summary),
+    )
+
+
+def _cell_rows(summary: RunSummary) -> tuple[CellRow, ...]:
+    """The arms of a (segment, load) below each other, in the order of their first."""
+    keyed: dict[CellKey, list[CellSummary]] = {}
+    for cell in summary.cells:
+        keyed.setdefault((cell.segment, cell.load), []).append(cell)
+    return tuple(
+        CellRow(cell, 0 if number else len(cells)) for cells in keyed.values() for number, cell in enumerate(cells)
     )
 
 
@@ -205,7 +216,7 @@ def _latency_rows(summary: RunSummary) -> tuple[LatencyRow, ...]:
     for segment in dict.fromkeys(cell.segment for cell in summary.cells):
         cells = [cell for cell in summary.cells if cell.segment == segment]
         panels = []
-        for metric, alias in (("e2e", ""), ("TTFT", ""), ("TPOT", _ALIASES["TPOT"]), ("ICL", _ALIASES["ICL"])):
+        for metric, alias in _LATENCIES.items():
             arms = (Arm.OFF, Arm.ON)
             off, on = ({c.load: v for c in cells if c.arm is arm and (v := _percentiles(c, metric))} for arm in arms)
             if off or on:

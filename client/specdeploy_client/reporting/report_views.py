@@ -20,12 +20,12 @@ from specdeploy.run_contract import (
     Verdict,
     VoidReason,
 )
-from specdeploy_client.judging.run_lookup import decision_loads, find_cell, find_comparison
+from specdeploy_client.comparison.wording import describe_voids, format_comparison, format_range
+from specdeploy_client.judging.run_lookup import decision_loads, find_cell, find_comparison, measured_arms
 from specdeploy_client.reporting.definitions import METRIC_NAMES, VOID_REMEDIES
 from specdeploy_client.reporting.headline import (
     describe_change,
     describe_crossover,
-    format_interval,
     join_words,
     reported_loads,
     reported_segments,
@@ -227,7 +227,7 @@ def _card(
         load=load,
         action=decision.action if decision else unjudged,
         is_judged=decision is not None,
-        detail=decision.detail if decision else _unjudged_detail(main, is_queued=is_queued),
+        detail=decision.detail if decision else _unjudged_detail(summary, key, main),
         rows=tuple(_card_row(name, comparison, bounds) for name, comparison in comparisons),
         crossover=describe_crossover(crossover) if crossover else None,
         plan=_describe_plan(planned),
@@ -241,18 +241,19 @@ def _card_row(name: str, comparison: Comparison, bounds: Sequence[float]) -> Car
         name=name,
         outcome=comparison.outcome,
         plot=forest_plot(comparison, bounds),
-        interval="void" if comparison.void_reasons else format_interval(comparison),
+        interval=format_comparison(comparison),
         change="" if is_void or comparison.ratio is None else describe_change(comparison.ratio),
     )
 
 
-def _unjudged_detail(comparison: Comparison | None, *, is_queued: bool) -> str:
+def _unjudged_detail(summary: RunSummary, key: tuple[str, Load], comparison: Comparison | None) -> str:
     if comparison is None:
-        return "not measured where it is decided"
-    if is_queued:
+        arms = measured_arms(summary, *key)
+        return f"only arm {arms[0]} was measured" if len(arms) == 1 else "not measured where it is decided"
+    if summary.is_queued(comparison.concurrency):
         return "requests wait for each other at this level: both arms measure that queue"
     if comparison.void_reasons:
-        return "void: " + "; ".join(map(str, comparison.void_reasons))
+        return describe_voids(comparison.void_reasons)
     return f"e2e is {comparison.outcome}, over {comparison.num_pairs} pairs"
 
 
@@ -285,7 +286,7 @@ def _heat_cell(comparison: Comparison, *, is_queued: bool) -> HeatCell:
     return HeatCell(
         outcome="void" if is_void else comparison.outcome,
         ratio="void" if is_void else f"{ratio:.2f}",
-        interval="" if is_void else f"{low:.2f}\N{EN DASH}{high:.2f}",
+        interval="" if is_void or low is None or high is None else format_range(low, high),
         # A factor of two gets the full colour; half an octave is already half of it.
         strength=0 if is_void or not ratio else round(14 + 32 * min(1.0, abs(log2(ratio)))),
         reasons=reasons if reasons or not is_void else ("not measurable",),

@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Generic, NoReturn, Protocol, Self, TypeVar
 
 from specdeploy_client.transport import (
+    NobodyAnswersError,
     ProtocolError,
     RequestTimeoutError,
     ServerUnreachableError,
@@ -18,7 +19,6 @@ from specdeploy_client.transports.http2_pool import Http2Pool
 
 READY_TIMEOUT_S = 10.0
 _LISTEN_TIMEOUT_S = 2.0
-START_HINT = "Start it with `make serve`, or give its address with --url"
 
 
 class OpenedTransport(Transport, Protocol):
@@ -90,7 +90,7 @@ class HttpBasedTransport(Generic[C]):
         """Turn a failed exchange into an error that names the address and what to do."""
         match error.step:
             case FailedStep.CONNECT:
-                raise ServerUnreachableError(self._nobody_answers(error.detail)) from error
+                raise NobodyAnswersError(self._nobody_answers(error.detail)) from error
             case FailedStep.TLS:
                 raise ServerUnreachableError(
                     f"no secure connection to {self.url} ({error.detail}). Name the server's authority with --tls-ca, "
@@ -109,15 +109,26 @@ class HttpBasedTransport(Generic[C]):
             case FailedStep.BREAK:
                 # One connection of many, or the server itself? A look tells, after the failed request's time.
                 if not await self._is_listening():
-                    raise ServerUnreachableError(self._nobody_answers(error.detail)) from error
+                    raise NobodyAnswersError(self._went_away(error.detail)) from error
                 raise StreamClosedError(
                     f"server at {self.url}: the connection broke before the end of the answer ({error.detail})"
                 ) from error
 
     def _nobody_answers(self, detail: str) -> str:
-        if self.endpoint.kind.is_openai:
-            return f"no server answers at {self.url} ({detail}). Is it running? --url gives another address"
-        return f"no Triton server answers at {self.url} ({detail}). {START_HINT}"
+        product = "server" if self.endpoint.kind.is_openai else "Triton server"
+        return f"no {product} answers at {self.url} ({detail})"
+
+    def _went_away(self, detail: str) -> str:
+        return f"nobody answers at {self.url} any more ({detail})"
+
+    def _no_model(self, detail: str) -> str:
+        """A model that is not there, or, while a server shuts down or loads, not any more or not yet."""
+        if "no available versions" in detail:
+            return f"the server at {self.url} has not loaded its model `{self.endpoint.model}` ({detail})"
+        return (
+            f"the server at {self.url} has no model `{self.endpoint.model}` ({detail}). Is it another server? --model "
+            "names the model, --url the server"
+        )
 
     async def _is_listening(self) -> bool:
         """Whether somebody takes connections at the address."""

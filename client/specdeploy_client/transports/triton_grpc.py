@@ -19,6 +19,7 @@ from specdeploy_client.tensors import (
 from specdeploy_client.transport import (
     GenerationRequest,
     Message,
+    NobodyAnswersError,
     ProtocolError,
     RequestRefusedError,
     RequestTimeoutError,
@@ -26,7 +27,7 @@ from specdeploy_client.transport import (
     StreamClosedError,
 )
 from specdeploy_client.transports.answer import AnswerInProgress
-from specdeploy_client.transports.base import READY_TIMEOUT_S, START_HINT, HttpBasedTransport
+from specdeploy_client.transports.base import READY_TIMEOUT_S, HttpBasedTransport
 from specdeploy_client.transports.endpoint import Endpoint
 from specdeploy_client.transports.exchange import Exchange, ExchangeError, HttpCall
 from specdeploy_client.transports.grpc_frames import PREFIX_BYTES, FrameReader, frame, parse_status
@@ -179,16 +180,13 @@ class GrpcTransport(HttpBasedTransport[Http2Pool]):
             raise RequestTimeoutError(f"server at {self.url}: {name}: {details}. Raise the server's own time limit")
         # A server that is there may say so of one call; only one that is gone is lost.
         if name in ("UNAVAILABLE", "CANCELLED") and not await self._is_listening():
-            raise ServerUnreachableError(self._nobody_answers(details or name))
+            raise NobodyAnswersError(self._went_away(details or name))
         self._raise_refused(name, details)
 
     def _raise_refused(self, status: str, details: str) -> NoReturn:
         """Raise what an error means: no such model, which no later request can change, or this request's own fault."""
         if status == "NOT_FOUND" or "unknown model" in details:
-            raise ServerUnreachableError(
-                f"the server at {self.url} has no model `{self.endpoint.model}` ({details}). Is it another server? "
-                f"{START_HINT}"
-            )
+            raise ServerUnreachableError(self._no_model(details))
         raise RequestRefusedError(f"server at {self.url}: {status and f'{status}: '}{details}")
 
 

@@ -18,7 +18,7 @@ from specdeploy_client.transport import (
     StreamClosedError,
 )
 from specdeploy_client.transports.answer import AnswerInProgress
-from specdeploy_client.transports.base import START_HINT, PageTransport
+from specdeploy_client.transports.base import PageTransport
 from specdeploy_client.transports.endpoint import Endpoint
 from specdeploy_client.transports.event_stream import EventReader
 from specdeploy_client.transports.exchange import Exchange, ExchangeError
@@ -127,10 +127,7 @@ class HttpTransport(PageTransport):
                 f"the server at {self.url} answers HTTP {status}, not as Triton does. --url must be Triton's HTTP port"
             )
         if "unknown model" in str(problem):
-            raise ServerUnreachableError(
-                f"the server at {self.url} has no model `{self.endpoint.model}` ({problem}). Is it another server? "
-                f"{START_HINT}"
-            )
+            raise ServerUnreachableError(self._no_model(str(problem)))
         raise RequestRefusedError(f"server at {self.url}: {problem}")
 
 

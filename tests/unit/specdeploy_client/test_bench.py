@@ -2,7 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,17 +10,18 @@ from typing import Any
 
 import pytest
 
-from specdeploy.errors import ClientError
+from specdeploy.errors import ClientError, ConfigError
 from specdeploy.run_contract import Arm, FailureKind, MetricName, Objective, Percentile, RunSummary, Status, VoidCode
 from specdeploy_client import bench, server_counters
-from specdeploy_client.bench import BenchResult, Judging, run_bench
+from specdeploy_client.artifacts import empty_run_folder
+from specdeploy_client.bench import BenchResult, JudgingConfig, run_bench
 from specdeploy_client.bench_plan import BUDGETS, BenchOptions, plan_bench
 from specdeploy_client.judging.integrity import check_integrity
 from specdeploy_client.load.arms import PerRequestSwitch
 from specdeploy_client.records.files import RecordWriter, load_records
 from specdeploy_client.server_counters import load_counters, write_counters
 from specdeploy_client.server_facts import SegmentCounters, ServerFacts
-from specdeploy_client.transport import ServerUnreachableError
+from specdeploy_client.transport import GenerationRequest, Message, RequestRefusedError, ServerUnreachableError
 from unit.specdeploy_client.fabricate import MockTransport
 from unit.specdeploy_client.test_bench_plan import _Prompts, make_config
 
@@ -52,7 +53,8 @@ async def _bench(
     *,
     facts: ServerFacts | None = FACTS,
     options: BenchOptions = OPTIONS,
-    judging: Judging | None = None,
+    judging: JudgingConfig | None = None,
+    on_stopped: Callable[[BenchResult], None] | None = None,
 ) -> BenchResult:
     plan = plan_bench(_Prompts(), options, "|".join, make_config())
     return await run_bench(
@@ -65,13 +67,14 @@ async def _bench(
         environment={"command": "bench"},
         on_record=lambda record: None,
         judging=judging,
+        on_stopped=on_stopped,
     )
 
 
 def test_a_run_writes_records_summary_and_counters(tmp_path: Path) -> None:
     for name in ("verdict.json", "verdict.md", "report.html"):
         (tmp_path / name).write_text("of an earlier run")
-    judging = Judging((Objective(metric=MetricName.E2E, max_ms=60_000),), (Percentile.P50,))
+    judging = JudgingConfig((Objective(metric=MetricName.E2E, max_ms=60_000),), (Percentile.P50,))
     result = asyncio.run(_bench(MockTransport(), tmp_path, judging=judging))
     records = load_records(tmp_path / "records.jsonl")
     assert {(record.arm, record.index) for record in records} == {(a, i) for a in (Arm.OFF, Arm.ON) for i in range(20)}
@@ -143,7 +146,7 @@ def test_a_dying_server_leaves_records_and_a_summary_that_says_so(tmp_path: Path
     assert 5 <= len([record for record in records if record.error is None]) <= 25
     assert {record.failure for record in records if record.error} == {FailureKind.UNREACHABLE}
     summary = RunSummary.model_validate_json((tmp_path / "run_summary.json").read_text())
-    assert summary.interrupted == "chat at concurrency 2: gone"
+    assert summary.interrupted == "chat at concurrency 2: the server went away during the run (gone)"
     assert {reason.code for c in summary.comparisons for reason in c.void_reasons} >= {VoidCode.INTERRUPTED}
     assert not result.is_whole
     assert any("requests failed" in shortcoming for shortcoming in result.shortcomings)
@@ -152,7 +155,7 @@ def test_a_dying_server_leaves_records_and_a_summary_that_says_so(tmp_path: Path
 def test_a_server_that_dies_while_warming_up_leaves_an_empty_run(tmp_path: Path) -> None:
     transport = MockTransport(die_after=1, death=ServerUnreachableError("gone"))
     result = asyncio.run(_bench(transport, tmp_path))
-    assert result.summary.interrupted == "chat at concurrency 2: gone"
+    assert result.summary.interrupted == "chat at concurrency 2: the server went away during the run (gone)"
     assert result.summary.cells == ()
     assert not result.is_whole
     assert load_records(tmp_path / "records.jsonl") == ()
@@ -181,6 +184,60 @@ def test_a_cancelled_run_is_summarised_too(tmp_path: Path) -> None:
     summary = RunSummary.model_validate_json((tmp_path / "run_summary.json").read_text())
     assert summary.interrupted == "stopped by its user"
     assert load_records(tmp_path / "records.jsonl")
+
+
+def test_a_stopped_run_hands_over_what_it_measured(tmp_path: Path) -> None:
+    stopped: list[BenchResult] = []
+
+    async def cancel() -> None:
+        transport = MockTransport(ttft_s=0.01)
+        task = asyncio.create_task(_bench(transport, tmp_path, on_stopped=stopped.append))
+        while len(transport.requests) < 25:
+            await asyncio.sleep(0.002)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    (result,) = stopped
+    assert result.summary.interrupted == "stopped by its user"
+    assert result.summary.cells
+
+
+def test_refused_warm_up_requests_are_counted(tmp_path: Path) -> None:
+    class Refusing(MockTransport):
+        async def stream(self, request: GenerationRequest) -> AsyncGenerator[Message, None]:
+            if request.segment == "other" and request.num_draft_tokens:
+                raise RequestRefusedError("not while warming up")
+            async for message in super().stream(request):
+                yield message
+
+    result = asyncio.run(_bench(Refusing(), tmp_path))
+    (conditions,) = result.summary.conditions
+    assert conditions.num_warmup_failed.keys() == {Arm.ON}
+    number = conditions.num_warmup_failed[Arm.ON]
+    assert number >= 4
+    assert result.warm_up_failures == (f"chat at concurrency 2, on: {number} warm-up requests were not answered",)
+    assert result.shortcomings == ()
+
+
+def test_a_run_of_void_cells_is_not_comparable(tmp_path: Path) -> None:
+    assert asyncio.run(_bench(MockTransport(), tmp_path)).is_comparable
+    result = asyncio.run(_bench(MockTransport(), tmp_path, options=replace(OPTIONS, request_count=1)))
+    assert result.is_whole
+    assert not result.is_comparable
+    alone = asyncio.run(_bench(MockTransport(), tmp_path, options=replace(OPTIONS, arms=(Arm.ON,))))
+    assert alone.is_comparable
+
+
+def test_an_old_reserve_is_dropped_and_a_folder_in_the_way_named(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").mkdir()
+    with pytest.raises(ConfigError, match=r"records\.jsonl: cannot be written"):
+        asyncio.run(_bench(MockTransport(), tmp_path))
+    (tmp_path / "records.jsonl").rmdir()
+    (tmp_path / ".records.jsonl.reserve").write_bytes(b"x")
+    empty_run_folder(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_duration_ends_a_cell_after_a_whole_block(tmp_path: Path) -> None:
@@ -251,5 +308,5 @@ def test_counters_survive_the_disk_and_garbage_does_not(tmp_path: Path) -> None:
     assert load_counters(path) == {"chat": SegmentCounters(1, 2, 3, (4, 5))}
     for garbage in ("[1]", '{"chat": {}}', "{"):
         path.write_text(garbage)
-        with pytest.raises(ClientError, match="not a file of server counters"):
+        with pytest.raises(ConfigError, match="not a file of server counters"):
             load_counters(path)

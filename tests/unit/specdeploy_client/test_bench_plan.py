@@ -212,9 +212,13 @@ def test_a_trace_has_its_own_rate_times_and_length() -> None:
     plan = _plan(options, _Prompts(5, make, segments=("trace",)))
     (cell,) = plan.cells
     assert plan.load_kind == "open loop, arrivals of a trace"
-    assert cell.load == Load(None, 2.5)
+    assert cell.load == Load(None, 2.0)  # four gaps in two seconds
     assert [request.due_ns for request in cell.requests] == [index * 500_000_000 for index in range(5)]
     assert cell.arrivals is None
+    later = _plan(
+        options, _Prompts(4, lambda s, i: replace(make(s, i), arrival_ns=10**9 + i * 700_000_000), segments=("trace",))
+    )
+    assert later.cells[0].load == Load(None, 1.43)
     with pytest.raises(RequestError, match=r"--arrival-pattern: prompts has no arrival times for chat"):
         _plan(options)
 

@@ -1,13 +1,19 @@
 """Commands, their exit codes and what they print."""
 
 import json
-from collections.abc import Iterator
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from helpers.mock_llm_server import MockBehaviour, MockFailure, MockLlmServer
@@ -16,7 +22,7 @@ from specdeploy.run_contract import IntegrityCheck, IntegrityReport, MetricName,
 from specdeploy_client import cli, server_counters
 from specdeploy_client.artifacts import write_model
 from specdeploy_client.commands import measure as cli_measure
-from specdeploy_client.commands.exit_codes import EXIT_CODES
+from specdeploy_client.commands.terminal import EXIT_CODES
 from specdeploy_client.records.files import RecordWriter, load_records
 from specdeploy_client.server_counters import write_counters
 from specdeploy_client.server_facts import SegmentCounters
@@ -54,6 +60,10 @@ def server(mock: MockLlmServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def _demo(server: MockLlmServer) -> list[str]:
     return ["--deployment", DEMO, "--url", server.grpc_url, "--metrics-url", server.metrics_url]
+
+
+def _asked(server: MockLlmServer) -> list[str]:
+    return ["--deployment", DEMO, "--url", server.grpc_url]
 
 
 def _save(folder: Path, records: list[Any], **changes: Any) -> RunSummary:
@@ -133,6 +143,14 @@ def test_a_report_explains_its_ratio_from_the_records_beside_it(tmp_path: Path) 
         (["bench", "--model", "m"], "--url: is missing"),
         (["bench", "--model", "m", "--url", "h:1"], "--draft-len: is missing"),
         (["bench", "--endpoint-type", "openai-chat", "--url", "http://h"], "--model: an OpenAI-compatible server"),
+        (["query", "hi", "--metrics-url", "x"], "--metrics-url"),
+        (["verify", "--budget", "row"], "--budget"),
+        (["verify", "--from-run", "--url", "h:1", "--isl", "3"], "--isl: says how to measure"),
+        (["bench", "--deployment", DEMO, "--artifact-dir", f"{DEMO}/x"], "demo.yaml is a file"),
+        (["bench", "--deployment", DEMO, "--isl", "9", "--engines-root", "x"], "Name its tokenizer.json"),
+        (["bench", "--deployment", DEMO, "--isl", "9", "--tokenizer", "nowhere.json"], "there is no such file"),
+        (["query", "hi", "--deployment", DEMO, "--chat-template", "nowhere.jinja"], "nowhere.jinja cannot be read"),
+        (["export", "nowhere"], "run_summary.json: cannot be read"),
         (["query", "hi", "--deployment", DEMO, "--raw", "--chat-template", "x"], "contradicts"),
         (["gate", "--artifact-dir", "nowhere"], "run_summary.json: cannot be read"),
         (["report", "--artifact-dir", "nowhere"], "Measure with `specdeploy-client bench`"),
@@ -181,8 +199,9 @@ def test_an_absent_server_is_named(
     monkeypatch.chdir(ROOT)
     assert cli.main([*command, "--deployment", DEMO, "--url", "127.0.0.1:1", "--raw"]) == exit_code
     message = capsys.readouterr().err
-    assert "127.0.0.1:1" in message
-    assert "make serve" in message
+    assert "no Triton server answers at 127.0.0.1:1" in message
+    assert "Is it running? --url gives another address" in message
+    assert "make serve" not in message
 
 
 def test_a_defect_exits_70_and_an_interrupt_130(
@@ -204,7 +223,7 @@ def test_a_defect_exits_70_and_an_interrupt_130(
 def test_query_streams_and_ends_with_one_line_of_truth(
     server: MockLlmServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["query", "What [bold]is[/bold] it?", *_demo(server), "--max-tokens", "5", "--raw"]) == 0
+    assert cli.main(["query", "What [bold]is[/bold] it?", *_asked(server), "--max-tokens", "5", "--raw"]) == 0
     answer, truth = capsys.readouterr().out.rstrip("\n").split("\n")
     assert len(answer.split()) == 5
     assert truth.startswith("tokens 5 | steps 3 | drafted 12 | accepted 2 | mean acceptance length 1.67 | TTFT ")
@@ -213,7 +232,7 @@ def test_query_streams_and_ends_with_one_line_of_truth(
 
 
 def test_without_a_chat_template_a_note_is_shown(server: MockLlmServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["query", "hi", *_demo(server)]) == 0
+    assert cli.main(["query", "hi", *_asked(server)]) == 0
     assert "note: no chat template" in capsys.readouterr().err
 
 
@@ -302,6 +321,7 @@ def test_two_endpoints_are_compared(server: MockLlmServer, tmp_path: Path) -> No
 
 
 def test_an_open_loop_sends_at_its_times(server: MockLlmServer, tmp_path: Path) -> None:
+    server.behaviour = replace(server.behaviour, step_s=0.002)
     load = ["--segments", "chat", "--request-rate", "50", "--arrival-pattern", "constant", "--max-tokens", "6"]
     assert cli.main(["bench", *_demo(server), *load, "--request-count", "10", "--ui", "dashboard"]) == 0
     records = load_records(tmp_path / "artifacts/demo/records.jsonl")
@@ -341,3 +361,167 @@ def test_what_is_exported_can_be_imported(tmp_path: Path, capsys: pytest.Capture
         (own,) = (cell for cell in summary.cells if cell.arm == "on")
         assert cell.num_requests == own.num_requests
         assert cell.e2e_ms.p50 == pytest.approx(own.e2e_ms.p50, rel=0.01)
+
+
+COMMANDS = ["query", "bench", "verify", "smoke", "gate", "report", "compare", "import", "export"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_whole_at_80_columns(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    shown = CliRunner().invoke(cli.app, [command, "--help"]).output
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    parameters = get_command(cli.app).commands[command].params  # type: ignore[attr-defined]
+    options = [name for parameter in parameters for name in parameter.opts if name.startswith("--")]
+    assert options
+    for name in options:
+        assert re.search(rf"^.{{1,8}}{re.escape(name)}[ ,]", shown, re.MULTILINE), name
+
+
+def test_the_page_of_another_server_is_not_read_for_the_measured_one(
+    server: MockLlmServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The config's metrics port answers, and names a build that the address given does not serve."""
+    config = tmp_path / "demo.yaml"
+    port = server.metrics_url.split(":")[2].split("/")[0]
+    text = Path(DEMO).read_text().replace("../traffic", str(ROOT / "configs" / "traffic"))
+    config.write_text(re.sub(r"metrics_port: \d+", f"metrics_port: {port}", text))
+    cli.main(["bench", "--deployment", str(config), "--url", server.grpc_url, *SHORT])
+    summary = RunSummary.model_validate_json((tmp_path / "artifacts/demo/run_summary.json").read_text())
+    assert (summary.build_id, summary.dtype) == (None, None)
+    assert {conditions.counter_mismatch for conditions in summary.conditions} == {None}
+    assert "note: server facts: not read: nothing tells where" in capsys.readouterr().out
+    assert cli.main(["verify", "--from-run", "--deployment", str(config)]) == 2
+    assert not (tmp_path / "engines").exists()
+
+
+def _send_signal(number: signal.Signals, is_time: Callable[[], bool]) -> threading.Thread:
+    def send() -> None:
+        while not is_time():
+            time.sleep(0.005)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does(
+    server: MockLlmServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.behaviour = replace(server.behaviour, step_s=0.01)
+    before = signal.getsignal(signal.SIGTERM)
+    thread = _send_signal(signal.SIGTERM, lambda: len([r for r in server.requests if r.segment == "chat"]) > 5)
+    assert cli.main(["bench", *_demo(server), "--segments", "chat", "--ui", "none"]) == 130
+    thread.join()
+    assert signal.getsignal(signal.SIGTERM) is before
+    folder = tmp_path / "artifacts" / "demo"
+    summary = RunSummary.model_validate_json((folder / "run_summary.json").read_text())
+    assert summary.interrupted == "stopped by its user"
+    assert load_records(folder / "records.jsonl")
+    assert {path.name for path in folder.iterdir()} == {"records.jsonl", "run_summary.json", "server_counters.json"}
+    shown = capsys.readouterr()
+    assert "the run ended early: stopped by its user" in shown.out
+    assert "TTFT" in shown.out
+    assert "what was measured until then is in artifacts/demo" in shown.err
+    assert "interrupted" in shown.err
+
+
+def test_an_interrupted_query_ends_its_line(server: MockLlmServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.behaviour = replace(server.behaviour, step_s=0.03)
+    pieces: list[int] = []
+
+    def is_time() -> bool:
+        pieces.extend([1] if server.requests else [])
+        return len(pieces) > 20
+
+    thread = _send_signal(signal.SIGINT, is_time)
+    exit_code = cli.main(["query", "hi", *_asked(server), "--raw", "--max-tokens", "200"])
+    thread.join()
+    assert exit_code == 130
+    shown = capsys.readouterr()
+    assert shown.out.strip()
+    assert shown.out.endswith("\n")
+    assert "interrupted" in shown.err
+
+
+def test_a_run_of_void_cells_exits_2(server: MockLlmServer, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--segments", "chat", "--concurrency", "1", "--request-count", "1", "--ui", "none"]
+    assert cli.main(["bench", *_demo(server), *arguments]) == 2
+    assert "void" in capsys.readouterr().out
+
+
+def test_refused_warm_up_requests_are_told(server: MockLlmServer, capsys: pytest.CaptureFixture[str]) -> None:
+    # Request 0 is the probe, 1 the first of the warm-up, which is asked again more plainly.
+    numbers = frozenset({1, 2})
+    server.behaviour = replace(server.behaviour, failure=MockFailure.REFUSE, fail_numbers=numbers, step_s=0.002)
+    assert cli.main(["bench", *_demo(server), *SHORT]) == 0
+    assert "chat at concurrency 2, off: 1 warm-up requests were not answered" in capsys.readouterr().err
+
+
+def test_a_server_that_dies_is_not_told_to_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with serve_mock(MockBehaviour(info=INFO, failure=MockFailure.DIE, fail_numbers=frozenset({3}))) as dying:
+        assert cli.main(["bench", *_demo(dying), *SHORT]) == 2
+    shown = capsys.readouterr()
+    assert "the server went away during the run" in shown.out
+    assert "make serve" not in shown.out + shown.err
+    assert "TTFT" not in shown.out  # no table without a row
+
+
+def test_records_without_a_summary_are_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = make_cell()
+    with RecordWriter(tmp_path / "records.jsonl") as writer:
+        for record in records:
+            writer.write(record)
+    for command in (["report", "--artifact-dir", str(tmp_path)], ["compare", str(tmp_path)]):
+        assert cli.main(command) == 64
+        assert f"records.jsonl holds {len(records)} records of a run that was killed" in capsys.readouterr().err
+
+
+def test_a_summary_of_another_version_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _save(tmp_path, make_cell())
+    path = tmp_path / "run_summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 1, "colour": "red"}))
+    assert cli.main(["report", "--artifact-dir", str(tmp_path)]) == 64
+    message = capsys.readouterr().err
+    assert "another version of this tool (schema 1; this one reads 2). Use that version, or: Measure with" in message
+    assert "colour" not in message
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_report_goes_on_with_what_can_be_read_of_its_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_cut: bool
+) -> None:
+    _save(tmp_path, make_cell())
+    lines = [record.model_dump_json() + "\n" for record in make_cell()]
+    bad = [*lines, lines[0][:40]] if is_cut else [*lines[:3], "{broken\n", *lines[3:]]
+    (tmp_path / "records.jsonl").write_text("".join(bad))
+    assert cli.main(["report", "--artifact-dir", str(tmp_path)]) == 0
+    assert (tmp_path / "report.html").is_file()
+    message = capsys.readouterr().err
+    if is_cut:
+        assert "note:" in message
+        assert "the last line is cut and left out" in message
+        return
+    assert "note: the report goes without single requests" in message
+    assert "records.jsonl:4" in message
+    assert cli.main(["verify", "--from-run", "--artifact-dir", str(tmp_path), "--deployment", DEMO]) == 64
+    assert cli.main(["export", str(tmp_path)]) == 64
+
+
+@pytest.mark.parametrize("output", ["folder", "file/below.html"])
+def test_a_page_that_cannot_be_written_is_the_users_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    _save(tmp_path, make_cell())
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("x")
+    assert cli.main(["report", "--artifact-dir", str(tmp_path), "--output", str(tmp_path / output)]) == 64
+    shown = capsys.readouterr().err
+    assert "cannot be written" in shown
+    assert "Traceback" not in shown

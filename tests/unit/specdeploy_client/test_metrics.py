@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from helpers import record_metrics
 from specdeploy.run_contract import FailureKind, MetricName, Objective, Percentile
 from specdeploy.units import NS_PER_MS
 from specdeploy_client import metrics
@@ -27,8 +28,8 @@ def test_tpot_of_bursts_is_time_per_token_not_per_message(burst: int) -> None:
     record = make_record(arrivals, [1] + [burst] * 6)
     assert metrics.tpot_ns(record) == pytest.approx(60 * NS_PER_MS / burst)
     assert metrics.icl_ns(record) == (60 * NS_PER_MS,) * 6
-    assert metrics.token_gaps_ns(record) == pytest.approx([60 * NS_PER_MS / burst] * 6 * burst)
-    assert metrics.tokens_per_message([record]) == pytest.approx((1 + 6 * burst) / 7)
+    assert record_metrics.token_gaps_ns(record) == pytest.approx([60 * NS_PER_MS / burst] * 6 * burst)
+    assert record_metrics.tokens_per_message([record]) == pytest.approx((1 + 6 * burst) / 7)
 
 
 def test_time_to_first_token_never_enters_tpot() -> None:
@@ -38,27 +39,27 @@ def test_time_to_first_token_never_enters_tpot() -> None:
 
 def test_the_mean_of_token_gaps_is_the_pooled_tpot() -> None:
     records = [make_record((100, 140, 210), (1, 3, 2)), make_record((50, 80), (2, 4))]
-    gaps = [gap for record in records for gap in metrics.token_gaps_ns(record)]
+    gaps = [gap for record in records for gap in record_metrics.token_gaps_ns(record)]
     time_after_first = 110 + 30
     assert np.mean(gaps) == pytest.approx(time_after_first * NS_PER_MS / (3 + 2 + 4))
 
 
 def test_time_to_first_token_never_enters_a_gap() -> None:
     record = make_record((5, 900, 910), (0, 1, 1))
-    assert metrics.icl_ns(record) == metrics.token_gaps_ns(record) == (10 * NS_PER_MS,)
+    assert metrics.icl_ns(record) == record_metrics.token_gaps_ns(record) == (10 * NS_PER_MS,)
 
 
 def test_where_tokens_of_a_message_are_unknown_there_are_gaps_but_none_per_token() -> None:
     record = make_record((50, 70), None, ids=(), reported=7)
     assert metrics.icl_ns(record) == (20 * NS_PER_MS,)
-    assert metrics.token_gaps_ns(record) == ()
+    assert record_metrics.token_gaps_ns(record) == ()
     assert metrics.num_tokens(record) == 7
 
 
 def test_latencies_run_from_the_moment_a_request_was_due() -> None:
     record = make_record((50, 70), (1, 1), send_ms=1000, lag_ms=30)
     assert metrics.ttft_ns(record) == 50 * NS_PER_MS
-    assert metrics.send_lag_ns(record) == 30 * NS_PER_MS
+    assert record_metrics.send_lag_ns(record) == 30 * NS_PER_MS
 
 
 def test_single_token_and_empty_answers_have_no_tpot() -> None:
@@ -67,7 +68,7 @@ def test_single_token_and_empty_answers_have_no_tpot() -> None:
     assert metrics.ttft_ns(make_record((50,), (0,))) is None
     assert metrics.e2e_ns(make_record((), ())) is None
     assert metrics.icl_ns(make_record((50,), (1,))) == ()
-    assert metrics.tokens_per_message([]) is None
+    assert record_metrics.tokens_per_message([]) is None
 
 
 def test_tokens_that_all_arrive_in_one_message_take_no_time_after_the_first() -> None:
@@ -80,10 +81,10 @@ def test_output_throughput_counts_block_time_only() -> None:
         make_record((1000,), (10,), block=0, send_ms=0),
         make_record((1000,), (15,), block=1, send_ms=60_000),  # the minute between blocks belongs to the other arm
     ]
-    assert metrics.output_throughput(records) == pytest.approx(30 / 2.0)
-    assert metrics.request_throughput(records) == pytest.approx(3 / 2.0)
-    assert metrics.output_throughput([]) is None
-    assert metrics.request_throughput([]) is None
+    assert record_metrics.output_throughput(records) == pytest.approx(30 / 2.0)
+    assert record_metrics.request_throughput(records) == pytest.approx(3 / 2.0)
+    assert record_metrics.output_throughput([]) is None
+    assert record_metrics.request_throughput([]) is None
 
 
 def test_a_failed_request_takes_time_and_gives_no_tokens_and_a_cancelled_one_neither() -> None:
@@ -92,8 +93,8 @@ def test_a_failed_request_takes_time_and_gives_no_tokens_and_a_cancelled_one_nei
         make_record((2000,), (9,), error="timeout", failure=FailureKind.TIMEOUT),
         make_record((9000,), (9,), error="stopped", failure=FailureKind.CANCELLED),
     ]
-    assert metrics.output_throughput(records) == pytest.approx(5 / 2.0)
-    assert metrics.request_throughput(records) == pytest.approx(1 / 2.0)
+    assert record_metrics.output_throughput(records) == pytest.approx(5 / 2.0)
+    assert record_metrics.request_throughput(records) == pytest.approx(1 / 2.0)
 
 
 def _objectives(ttft: float, tpot: float) -> list[Objective]:
@@ -105,22 +106,22 @@ def test_goodput_counts_requests_that_meet_every_objective() -> None:
     late = make_record((300, 320), (1, 1))
     slow = make_record((100, 200), (1, 1))
     records = [both, late, slow, make_record((1000,), (1,), error="refused"), both]
-    assert metrics.goodput(records, _objectives(200, 50)) == pytest.approx(2 / 1.0)
-    assert metrics.goodput(records, _objectives(1000, 1000)) == pytest.approx(4 / 1.0)
-    assert metrics.goodput(records, []) is None
+    assert record_metrics.goodput(records, _objectives(200, 50)) == pytest.approx(2 / 1.0)
+    assert record_metrics.goodput(records, _objectives(1000, 1000)) == pytest.approx(4 / 1.0)
+    assert record_metrics.goodput(records, []) is None
 
 
 def test_goodput_leaves_out_what_this_client_cancelled() -> None:
     good = make_record((500,), (1,))
     cancelled = make_record((9000,), (1,), error="stopped", failure=FailureKind.CANCELLED)
-    assert metrics.goodput([good, cancelled], _objectives(600, 50)) == pytest.approx(1 / 0.5)
+    assert record_metrics.goodput([good, cancelled], _objectives(600, 50)) == pytest.approx(1 / 0.5)
 
 
 def test_one_token_cannot_miss_a_tpot_but_no_token_meets_nothing() -> None:
     objectives = _objectives(200, 1)
-    assert metrics.is_good(make_record((100,), (1,)), objectives)
-    assert not metrics.is_good(make_record((), ()), objectives)
-    assert not metrics.is_good(make_record((), ()), objectives[1:])
+    assert record_metrics.is_good(make_record((100,), (1,)), objectives)
+    assert not record_metrics.is_good(make_record((), ()), objectives)
+    assert not record_metrics.is_good(make_record((), ()), objectives[1:])
 
 
 @pytest.mark.parametrize(("percentile", "needed"), [("p50", 20), ("p90", 100), ("p99", 1000)])
@@ -169,7 +170,7 @@ def test_acceptance_sums_over_requests() -> None:
         make_record(sizes=(1, 1, 1), steps=23, drafted=69, accepted=4),
         make_record(sizes=(1, 1, 1), steps=20, drafted=60, accepted=6),
     ]
-    result = metrics.acceptance(records)
+    result = record_metrics.acceptance(records)
     assert result is not None
     assert result.acceptance_rate == pytest.approx(10 / 129)
     assert result.mean_acceptance_length == pytest.approx(1 + 10 / 43)
@@ -180,36 +181,36 @@ def test_acceptance_before_the_first_draft_is_none_not_a_division_by_zero() -> N
     assert metrics.acceptance_rate(0, 0) is None
     assert metrics.mean_acceptance_length(0, 0, 0) is None
     assert metrics.acceptance_rates_per_pos(0, (0, 0)) is None
-    result = metrics.acceptance([make_record(steps=3, drafted=0, accepted=0)])
+    result = record_metrics.acceptance([make_record(steps=3, drafted=0, accepted=0)])
     assert result is not None
     assert (result.acceptance_rate, result.mean_acceptance_length) == (None, None)
 
 
 def test_acceptance_without_counts_is_none() -> None:
-    assert metrics.acceptance([]) is None
-    assert metrics.acceptance([make_record(steps=3, drafted=None, accepted=None)]) is None
+    assert record_metrics.acceptance([]) is None
+    assert record_metrics.acceptance([make_record(steps=3, drafted=None, accepted=None)]) is None
 
 
 def test_a_counter_that_contradicts_tokens_per_step_is_unavailable_not_zero() -> None:
     record = make_record(sizes=(5, 5, 5), steps=3, drafted=12, accepted=0)
-    assert metrics.acceptance([record]) is None
+    assert record_metrics.acceptance([record]) is None
 
 
 def test_one_token_of_each_answer_comes_of_its_prompt_and_not_of_a_step() -> None:
     # 16 tokens of 15 plain steps: 16 / 15 is above the limit, 15 / 15 is not.
     plain = make_record(range(16), (1,) * 16, steps=15, drafted=45, accepted=0)
-    result = metrics.acceptance([plain] * 3)
+    result = record_metrics.acceptance([plain] * 3)
     assert result is not None
     assert (result.acceptance_rate, result.mean_acceptance_length) == (0.0, 1.0)
     burst = make_record((1, 2, 3), (1, 2, 2), steps=2, drafted=8, accepted=0)
-    assert metrics.acceptance([burst]) is None
+    assert record_metrics.acceptance([burst]) is None
 
 
 def test_tpot_ends_with_the_last_token_and_the_mean_token_gap_agrees() -> None:
     record = make_record((100, 140, 180, 400), (1, 4, 4, 0))
     assert metrics.e2e_ns(record) == 400 * NS_PER_MS
     assert metrics.tpot_ns(record) == 80 * NS_PER_MS / 8
-    assert np.mean(metrics.token_gaps_ns(record)) == pytest.approx(metrics.tpot_ns(record))
+    assert np.mean(record_metrics.token_gaps_ns(record)) == pytest.approx(metrics.tpot_ns(record))
 
 
 def test_unknown_tokens_are_not_zero_tokens() -> None:
@@ -217,11 +218,11 @@ def test_unknown_tokens_are_not_zero_tokens() -> None:
     records = [make_record((100, 110), (1, 1)), unknown]
     assert metrics.num_tokens(unknown) is None
     assert metrics.tpot_ns(unknown) is None
-    assert metrics.output_throughput(records) is None
-    assert metrics.request_throughput(records) == pytest.approx(2 / 5.0)
-    assert metrics.goodput(records, _objectives(200, 50)) is None
-    assert not metrics.is_good(unknown, _objectives(200, 50))
-    assert metrics.goodput(records, _objectives(200, 50)[:1]) == pytest.approx(2 / 5.0)
+    assert record_metrics.output_throughput(records) is None
+    assert record_metrics.request_throughput(records) == pytest.approx(2 / 5.0)
+    assert record_metrics.goodput(records, _objectives(200, 50)) is None
+    assert not record_metrics.is_good(unknown, _objectives(200, 50))
+    assert record_metrics.goodput(records, _objectives(200, 50)[:1]) == pytest.approx(2 / 5.0)
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "timeout", "error", "abort"])
@@ -238,9 +239,9 @@ def test_an_open_loop_that_keeps_up_shows_its_rate_however_long_its_answers_take
             for block in range(num_blocks)
             for i in range(10)
         ]
-        return metrics.request_throughput(records)
+        return record_metrics.request_throughput(records)
 
     assert throughput(100.0) == throughput(4000.0) == pytest.approx(2.0)
     # One that falls further behind with each request gives what it can: 1 a second.
     slow = [make_record((500.0 + 500.0 * i,), (5,), request_rate=2.0, send_ms=500.0 * i) for i in range(40)]
-    assert metrics.request_throughput(slow) == pytest.approx(1.0, rel=0.03)
+    assert record_metrics.request_throughput(slow) == pytest.approx(1.0, rel=0.03)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specdeploy.errors import ClientError
+from specdeploy.errors import ConfigError
 from specdeploy_client import server_counters
 from specdeploy_client.reconcile import CounterIncrease
 from specdeploy_client.server_counters import add_increases, load_counters, read_settled_facts, write_counters
@@ -75,5 +75,5 @@ def test_the_disk_gives_back_what_was_written(tmp_path: Path, counters: dict[str
 
 
 def test_no_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ClientError, match=r"absent\.json: not a file of server counters"):
+    with pytest.raises(ConfigError, match=r"absent\.json: not a file of server counters"):
         load_counters(tmp_path / "absent.json")

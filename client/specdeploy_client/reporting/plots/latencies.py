@@ -41,7 +41,7 @@ def latency_plot(series: LatencySeries) -> Markup:
     """A dot at p50, a thick bar to p90 and a thin one to p99, as far as the samples support them; log scale."""
     loads = series.loads
     if not loads:
-        return Markup('<p class="empty">Too few requests for a median.</p>')
+        return Markup('<p class="empty">Too few requests for a median.{}</p>').format(_means(series))
     x = level_scale([load.value for load in loads], _LEFT, _RIGHT)
     known = [v for arm in (series.off, series.on) for load in loads if load in arm for v in _supported(arm[load])]
     y = duration_scale(known, _BOTTOM, _TOP)
@@ -59,6 +59,20 @@ def latency_plot(series: LatencySeries) -> Markup:
     for arm, values, shift in ((Arm.OFF, series.off, -offset), (Arm.ON, series.on, offset)):
         parts += _arm(series, arm, {load: values[load] for load in loads if load in values}, shift, x, y)
     return svg(WIDTH, HEIGHT, f"{series.segment}: {series.metric} in ms by load, off and on, p50 to p99", parts)
+
+
+def _means(series: LatencySeries) -> str:
+    """` Mean at concurrency 1: 1,771 off, 1,619 on.` for every load, or nothing where there is none."""
+    arms = ((Arm.OFF, series.off), (Arm.ON, series.on))
+    said = ""
+    for load in sorted({*series.off, *series.on}, key=lambda load: load.value):
+        means = [
+            f"{format_ms(mean)} {arm}"
+            for arm, values in arms
+            if load in values and (mean := values[load].mean) is not None
+        ]
+        said += f" Mean at {load}: {', '.join(means)}." if means else ""
+    return said
 
 
 def format_tick(value: float) -> str:

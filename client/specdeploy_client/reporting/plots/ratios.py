@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from markupsafe import Markup
 
 from specdeploy.run_contract import Comparison, Crossover, Load, RunSummary
+from specdeploy_client.comparison.wording import format_comparison, format_confidence
 from specdeploy_client.reporting.plots.scales import LogScale, labelled, level_scale, ratio_scale, ratio_ticks
 from specdeploy_client.reporting.plots.svg import (
     Point,
@@ -88,8 +89,8 @@ def describe(comparison: Comparison) -> str:
         return f"{head}: void, {'; '.join(map(str, comparison.void_reasons))}"
     if comparison.ratio is None or comparison.ci_low is None or comparison.ci_high is None:
         return f"{head}: not measurable"
-    interval = f"[{comparison.ci_low:.2f}, {comparison.ci_high:.2f}]"
-    return f"{head}: {comparison.ratio:.2f} {interval}, {comparison.outcome}, {comparison.num_pairs} pairs"
+    interval = f"{format_comparison(comparison)} at {format_confidence([comparison])}"
+    return f"{head}: {interval}, {comparison.outcome}, {comparison.num_pairs} pairs"
 
 
 def level_axis(x: LogScale, loads: Sequence[Load], bottom: float, expected: int | None) -> list[str]:

@@ -9,10 +9,11 @@ import typer
 from typer.testing import CliRunner
 
 from specdeploy_client.commands.options import (
+    EndpointOptions,
     LoadOptions,
     ResultOptions,
-    ServerOptions,
     SwitchKind,
+    SwitchOptions,
     WorkloadOptions,
     spread_options,
 )
@@ -44,6 +45,6 @@ def test_a_group_is_spread_and_gathered() -> None:
 
 
 def test_no_option_is_in_two_groups() -> None:
-    groups = (ServerOptions, WorkloadOptions, LoadOptions, ResultOptions)
+    groups = (EndpointOptions, SwitchOptions, WorkloadOptions, LoadOptions, ResultOptions)
     for left, right in combinations(groups, 2):
         assert not {field.name for field in fields(left)} & {field.name for field in fields(right)}

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from specdeploy.run_contract import Arm, Load
+from specdeploy.run_contract import Arm, FailureKind, Load
 from specdeploy_client.bench_plan import BenchPlan
 from specdeploy_client.commands.options import UiKind
 from specdeploy_client.commands.progress import show_progress
@@ -31,6 +31,15 @@ def test_one_bar_counts_everything() -> None:
     shown = _shown(UiKind.SIMPLE)
     assert "4/8" in shown
     assert "chat, concurrency 4, off (2 failed)" in shown
+
+
+@pytest.mark.parametrize("ui", [UiKind.SIMPLE, UiKind.DASHBOARD])
+def test_what_this_client_ended_itself_did_not_fail(ui: UiKind) -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=100)
+    with show_progress(PLAN, ui, console) as advance:
+        advance(make_record(error="stopped", failure=FailureKind.CANCELLED))
+    assert "failed" not in text.getvalue()
 
 
 def test_a_dashboard_has_a_bar_per_cell() -> None:

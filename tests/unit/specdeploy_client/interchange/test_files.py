@@ -15,6 +15,8 @@ from specdeploy_client.interchange.imported import ImportLabels
 from specdeploy_client.judging.gate import judge
 from specdeploy_client.judging.stored_runs import compare_runs
 from specdeploy_client.metrics import e2e_ns, icl_ns, is_cancelled, tpot_ns, ttft_ns
+from specdeploy_client.records.table import RecordTable
+from specdeploy_client.summary import summarise_arm
 
 DATA = Path(__file__).parent / "data"
 LABELS = ImportLabels(segment="chat")
@@ -129,6 +131,30 @@ def test_what_was_measured_comes_back(tmp_path: Path, run_format: ExportFormat) 
         assert tpot_ns(theirs) == pytest.approx(tpot_ns(ours), abs=2)
         assert icl_ns(theirs) == pytest.approx(icl_ns(ours), abs=2)
         assert (theirs.load, theirs.output_token_count, theirs.input_token_count) == (Load(4), 4, 10)
+
+
+@pytest.mark.parametrize("run_format", list(ExportFormat))
+def test_the_throughput_of_a_run_whose_arms_took_turns_comes_back(tmp_path: Path, run_format: ExportFormat) -> None:
+    """Two blocks of 1.1 s with the other arm's minute between them: 16 tokens in 2.2 s, not in 61."""
+    later = [exported_record(index, block=1) for index in (60, 61)]
+    records = [exported_record(index, block=0) for index in (0, 1)] + later
+    (first, *_) = export(run_format, tmp_path, records)
+    (ours,) = RecordTable.from_records(records).cells.values()
+    expected = summarise_arm(("chat", Load(4)), Arm.OFF, ours[Arm.OFF])
+    summary = summarise_import(import_file(first, LABELS), first.name)
+    assert expected.output_throughput == pytest.approx(16 / 2.2)
+    assert summary.cells[0].output_throughput == pytest.approx(expected.output_throughput)
+    assert summary.cells[0].request_throughput == pytest.approx(expected.request_throughput)
+    assert summary.cells[0].goodput == 3.5  # as the exported summary has it
+    assert summary.duration_s == pytest.approx(2.2)
+
+
+def test_without_a_file_of_statistics_rates_are_of_the_requests(tmp_path: Path) -> None:
+    path, statistics = export(ExportFormat.AIPERF, tmp_path, [exported_record(index) for index in (0, 1)])
+    statistics.unlink()
+    summary = summarise_import(import_file(path, ImportLabels(load=Load(4))), path.name)
+    assert summary.cells[0].output_throughput == pytest.approx(8 / 1.1)
+    assert summary.duration_s == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize("run_format", list(ExportFormat))

@@ -91,7 +91,8 @@ def test_an_open_question_says_how_many_pairs_would_answer_it() -> None:
     verdict = _judge(_with_ttft((0.95, 1.1, 1.3)), max_regression={MetricName.TTFT: 1.2})
     # (log(1.3 / 1.1) / log(1.1 / 1.2))^2 * 40 pairs
     assert _findings(verdict, "regression")[0].detail == (
-        "at concurrency 4: ttft on/off 1.10 [0.95, 1.30] over 40 pairs, may be above 1.2; about 148 pairs would decide"
+        "at concurrency 4: ttft on/off 1.10 [0.95, 1.30] at 99 % over 40 pairs, may be above 1.2; "
+        "about 148 pairs would decide"
     )
 
 
@@ -138,7 +139,7 @@ def test_a_tail_can_fail_where_the_median_does_not() -> None:
     verdict = _judge(_with_ttft(EQUAL, (1.3, 1.5, 1.9)), max_regression=limits)
     assert _statuses(verdict, "regression chat ttft") == [Status.PASS, Status.FAIL]
     tail = _findings(verdict, "regression chat ttft p99")[0]
-    assert tail.detail == "at concurrency 4: ttft p99 on/off 1.50 [1.30, 1.90] over 40 pairs, wholly above 1.2"
+    assert tail.detail == "at concurrency 4: ttft p99 on/off 1.50 [1.30, 1.90] at 99 % over 40 pairs, wholly above 1.2"
 
 
 def test_a_void_regression_is_named() -> None:
@@ -346,6 +347,7 @@ def test_too_little_gain_fails_and_is_not_called_slower(
     assert (plan.status, verdict.decisions[0].action) == (Status.FAIL, action)
     assert plan.detail.startswith(f"planned K = 4 at concurrency 4, {words}: e2e on/off")
     assert verdict.decisions[0].detail.startswith("e2e" if action == "switch off" else words)
+    assert verdict.decisions[0].is_gain_too_small == (action != "switch off")
 
 
 def test_a_crossover_of_too_little_gain_is_not_called_slower_either() -> None:
@@ -361,7 +363,8 @@ def test_a_segment_that_is_planned_off_and_was_not_measured_does_not_pass(cells:
     verdict = _judge(run_summary((), [cell(Arm.OFF, segment="code"), *cells], planned=[PLANNED_OFF]))
     (plan,) = _findings(verdict, "plan for chat")
     assert (plan.status, verdict.status) == (Status.INCONCLUSIVE, Status.INCONCLUSIVE)
-    assert plan.detail == "planned off at concurrency 4 (measured slower); not measured at concurrency 4"
+    seen = "only arm on was measured" if any(found.load == Load(4) for found in cells) else "not measured"
+    assert plan.detail == f"planned off at concurrency 4 (measured slower); {seen} at concurrency 4"
 
 
 def test_where_several_loads_are_judged_every_subject_says_which() -> None:
@@ -433,3 +436,15 @@ def test_the_strict_gate_wants_a_tenth_less_time() -> None:
     report = _integrity(dict.fromkeys(CHECK_NAMES, Status.PASS))
     little = [comparison((0.92, 0.94, 0.96), metric) for metric in MetricName]
     assert judge(run_summary(little), report, gate).status is Status.FAIL
+
+
+@pytest.mark.parametrize("reason", ["nobody answers on port 16", "nobody answers on port 16."])
+def test_the_reason_of_an_early_end_may_bring_its_own_full_stop(reason: str) -> None:
+    verdict = _judge(run_summary([comparison((0.91, 0.93, 0.95))], interrupted=reason), max_ratio=0.9)
+    assert verdict.findings[0].detail.startswith("the run ended early: nobody answers on port 16. What was measured")
+    assert not verdict.decisions[0].is_gain_too_small  # nothing is decided
+
+
+def test_a_lone_arm_is_not_called_unmeasured() -> None:
+    verdict = _judge(run_summary((), [cell(Arm.OFF)]))
+    assert verdict.decisions[0].detail == "only arm off was measured at concurrency 4"

@@ -4,12 +4,13 @@ import pytest
 
 from helpers.run_summaries import cell, comparison, run_summary, void
 from specdeploy.run_contract import Arm, Load, MetricName, Percentile, VoidCode
+from specdeploy_client.judging import run_lookup
 from specdeploy_client.judging.run_lookup import (
     arm_voids,
     decision_loads,
-    describe_ratio,
     find_cell,
     find_comparison,
+    measured_arms,
     measured_loads,
     measured_segments,
 )
@@ -70,13 +71,30 @@ def test_a_void_of_several_metrics_is_named_once() -> None:
     assert arm_voids(summary, "chat", Load(4), Arm.ON) == (reason,)
 
 
-def test_ratios_name_what_is_not_the_median_and_a_limit_that_is_not_one() -> None:
-    assert describe_ratio(comparison()) == "e2e on/off 0.62 [0.58, 0.67] over 40 pairs"
-    tail = comparison((1.0, 1.1, 1.2), MetricName.TTFT, Percentile.P99)
-    assert describe_ratio(tail, 1.05) == "ttft p99 on/off 1.10 [1.00, 1.20] over 40 pairs, limit 1.05"
-    assert describe_ratio(comparison(None)) == "e2e on/off not measured"
-
-
 def test_one_arm_alone_is_found() -> None:
     lone = cell(Arm.OFF, Load(2))
     assert find_cell(run_summary(cells=[lone]), "chat", Load(2), Arm.OFF) == lone
+
+
+def test_which_arms_were_measured_of_a_run_a_segment_or_a_cell() -> None:
+    summary = run_summary(cells=[cell(Arm.OFF), cell(Arm.FLOOR), cell(Arm.ON, segment="code", load=Load(1))])
+    assert measured_arms(summary) == (Arm.OFF, Arm.ON)
+    assert measured_arms(summary, "chat") == (Arm.OFF,)
+    assert measured_arms(summary, "code", Load(4)) == ()
+
+
+def test_a_copy_with_other_cells_is_looked_up_by_itself() -> None:
+    summary = run_summary([comparison()])
+    assert find_comparison(summary, "chat", Load(4), MetricName.E2E) == comparison()
+    changed = summary.model_copy(update={"comparisons": (), "cells": ()})
+    assert find_comparison(changed, "chat", Load(4), MetricName.E2E) is None
+    assert find_cell(changed, "chat", Load(4), Arm.ON) is None
+
+
+def test_what_is_kept_for_look_ups_goes_with_its_summary() -> None:
+    before = len(run_lookup._INDEXES)
+    summary = run_summary([comparison()])
+    find_cell(summary, "chat", Load(4), Arm.ON)
+    assert len(run_lookup._INDEXES) == before + 1
+    del summary
+    assert len(run_lookup._INDEXES) == before

@@ -15,7 +15,7 @@ def test_the_page_names_what_exceeds_and_shows_both_intervals() -> None:
         "| chat | concurrency 4 | e2e p50 | 0.60 [0.58, 0.62] | 1.20 [1.18, 1.22] | 2.00 [1.93, 2.08] "
         "| **higher**: speculation gains less, reversed |"
     ) in text
-    assert "| chat | e2e | 8.0 [6.0, 12.0] | - |" in text
+    assert "| chat | e2e | 8.0 [6.0, 12.0] | \N{EN DASH} |" in text
     assert "| build | b1 | b2 |" in text
 
 

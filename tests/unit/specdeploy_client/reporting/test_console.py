@@ -7,20 +7,29 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress
 
 from helpers.example_run import ExampleRun, foreign_run, open_run, small_run
-from specdeploy.run_contract import GateConfig, Objective, RunSummary
+from specdeploy.run_contract import GateConfig, Objective, RunSummary, Status, Verdict
 from specdeploy_client.judging.gate import judge
 from specdeploy_client.judging.stored_runs import compare_runs
-from specdeploy_client.reporting.console import progress_columns, run_notes, run_table, verdict_line, void_notes
+from specdeploy_client.reporting.console import (
+    methods_table,
+    progress_columns,
+    run_notes,
+    run_table,
+    verdict_line,
+    verdict_panel,
+    void_notes,
+)
 from specdeploy_client.reporting.console_runs import stored_runs_view
+from specdeploy_client.reporting.methods import MeasuredRun, compare_methods
 from unit.specdeploy_client.fabricate import make_cell, make_summary
 
 
-def _shown(content: RenderableType) -> str:
-    console = Console(width=120, file=io.StringIO())
+def _shown(content: RenderableType, width: int = 120) -> str:
+    console = Console(width=width, file=io.StringIO())
     with console.capture() as capture:
         console.print(content)
     lines = capture.get().splitlines()
-    assert max(map(len, lines), default=0) <= 120
+    assert max(map(len, lines), default=0) <= width
     return "\n".join(lines)
 
 
@@ -76,6 +85,45 @@ def test_the_verdict_fits_one_line(summary: RunSummary) -> None:
     line = verdict_line(summary, judge(summary, None, GateConfig(name="test", require_integrity=False)))
     assert line.plain.startswith("pass: Speculate for code_edit and chat; switch it off for summarisation (")
     assert "\n" not in line.plain
+
+
+def test_dashes_and_intervals_are_explained_below_the_table() -> None:
+    shown = _shown(run_table(make_summary(make_cell(concurrency=4))))
+    assert "\N{EN DASH}: too few requests for this percentile (p50 20, p90 100, p99 1000)" in shown
+    assert "e2e on/off: ratio of medians with its 99 % interval, below 1 is faster" in shown
+    assert "too few" not in _shown(run_table(make_summary([])))
+
+
+def test_the_table_says_the_confidence_that_its_intervals_have() -> None:
+    summary = make_summary(make_cell(concurrency=4))
+    other = [c.model_copy(update={"confidence": 0.95}) for c in summary.comparisons]
+    assert "its 95 % interval" in _shown(run_table(summary.model_copy(update={"comparisons": tuple(other)})))
+    run = MeasuredRun(summary)
+    assert "its 99 % interval" in _shown(methods_table(compare_methods([run])))
+
+
+def test_a_row_of_few_pairs_shows_means_and_its_interval_whole_at_80_columns() -> None:
+    """12 pairs give an interval and no percentile: a table of dashes would tell nothing."""
+    shown = _shown(run_table(make_summary(make_cell(concurrency=4, num_pairs=12))), width=80)
+    assert "mean in ms" in shown
+    assert "mean: too few requests for a percentile (p50 20, p90 100, p99 1000)" in shown
+    assert "\N{EN DASH}" not in shown
+    assert "[0." in next(line for line in shown.splitlines() if " on " in line)
+    assert "/step" in shown
+
+
+def test_few_pairs_beside_many_are_marked_as_means() -> None:
+    cells = [*make_cell("few", 4, num_pairs=12), *make_cell("many", 4)]
+    rows = _shown(run_table(make_summary(cells))).splitlines()
+    assert ["mean" in row for row in rows if " off " in row] == [True, False]
+
+
+def test_a_verdict_without_decisions_begins_with_its_findings(summary: RunSummary) -> None:
+    verdict = judge(summary, None, GateConfig(name="test", require_integrity=False))
+    lines = _shown(verdict_panel(Verdict(**{**dict(verdict), "decisions": ()}))).splitlines()
+    assert verdict.findings[0].status is Status.PASS
+    assert "errors" in lines[1]
+    assert _shown(verdict_panel(verdict)).count(f"\u2502{' ' * 118}\u2502") == 1  # between decisions and findings
 
 
 def test_the_bar_shows_place_count_and_time() -> None:

@@ -1,8 +1,12 @@
 """A run in sentences: what was measured, what came out, and where it stops paying."""
 
+from collections.abc import Sequence
+
 import pytest
 
+from helpers.run_summaries import cell, run_summary
 from specdeploy.run_contract import (
+    Arm,
     Crossover,
     Load,
     MetricName,
@@ -17,6 +21,7 @@ from specdeploy_client.reporting.headline import (
     describe_change,
     describe_crossover,
     describe_run,
+    full_stop,
     headline,
     join_words,
     reported_loads,
@@ -40,13 +45,21 @@ def records() -> list[RequestRecord]:
     ]
 
 
-def _verdict(*decisions: tuple[str, str, Load]) -> Verdict:
+def _verdict(*decisions: tuple[str, str, Load], too_small: Sequence[str] = ()) -> Verdict:
     return Verdict(
         deployment="demo",
         status=Status.PASS,
         findings=(),
         decisions=tuple(
-            SegmentDecision.model_validate({"segment": segment, "action": action, "detail": "", **load._asdict()})
+            SegmentDecision.model_validate(
+                {
+                    "segment": segment,
+                    "action": action,
+                    "detail": "",
+                    "is_gain_too_small": segment in too_small,
+                    **load._asdict(),
+                }
+            )
             for segment, action, load in decisions
         ),
     )
@@ -54,14 +67,15 @@ def _verdict(*decisions: tuple[str, str, Load]) -> Verdict:
 
 def test_two_sentences_say_what_was_measured_and_found(records: list[RequestRecord]) -> None:
     first, second = describe_run(make_summary(records, planned=PLANNED))
-    assert first.startswith("160 requests of 2 traffic segments (code_edit, chat) were answered")
+    assert first.startswith("160 requests of 2 traffic segments (code_edit, chat) at concurrency 1 and 4 were answered")
     assert "ngram, up to 4 drafted tokens per step" in first
-    assert "at concurrency 1 and 4, in float32." in first
+    assert first.endswith("and without it, interleaved, in float32.")
     assert second.startswith(
         "At the expected concurrency of 4, speculation answers faster on code_edit (e2e on/off 0.7"
     )
     assert "speculation answers slower on chat" in second
     assert "nothing was measured on summarisation" in second
+    assert second.endswith("In brackets: 99 % intervals.")
 
 
 def test_ratios_of_queues_are_not_in_the_headline(records: list[RequestRecord]) -> None:
@@ -89,6 +103,79 @@ def test_an_empty_run_measured_nothing() -> None:
     summary = make_summary([], planned=())
     assert describe_run(summary)[1] == "Nothing was measured."
     assert headline(summary, None) == "Nothing was measured"
+
+
+def test_a_run_that_ended_before_its_first_request_says_so_whatever_was_planned() -> None:
+    summary = make_summary([], planned=PLANNED)
+    assert describe_run(summary) == ("No request was measured.", "Nothing was measured.")
+    assert headline(summary, None) == "Nothing was measured"
+
+
+@pytest.mark.parametrize(("arm", "word"), [(Arm.OFF, "without"), (Arm.ON, "with")])
+def test_one_arm_alone_is_not_called_both(arm: Arm, word: str) -> None:
+    summary = make_summary([record for record in make_cell(concurrency=4) if record.arm is arm])
+    first, second = describe_run(summary)
+    assert first.startswith(
+        f"20 requests of 1 traffic segment (chat) at concurrency 4 were answered {word} speculative"
+    )
+    assert "the only arm that was measured" in first
+    assert "interleaved" not in first
+    assert second == f"Only the arm {word} speculation was measured, so nothing was compared."
+    assert headline(summary, None) == f"Only the arm {word} speculation was measured: nothing was compared"
+    assert headline(summary, _verdict()) == headline(summary, None)
+
+
+def test_an_imported_run_says_where_it_comes_from_and_not_that_it_was_interleaved() -> None:
+    source = {"imported from": "profile_export.jsonl", "measured by": "AIPerf 0.13.0"}
+    summary = run_summary((), [cell(Arm.OFF)], planned=(), environment=source, dtype=None)
+    first, second = describe_run(summary)
+    assert first == (
+        "40 requests of 1 traffic segment (chat) at concurrency 4 were answered without speculative decoding, as far "
+        "as the file says, in an unreported dtype; imported from profile_export.jsonl, measured by AIPerf 0.13.0."
+    )
+    assert second == "The imported file holds one arm, so nothing was compared."
+
+
+def test_a_segment_of_one_arm_beside_one_of_two_is_named_as_that() -> None:
+    only_off = [record for record in make_cell("code_edit", 4) if record.arm is Arm.OFF]
+    _, second = describe_run(make_summary([*make_cell("chat", 4), *only_off]))
+    assert "only the arm without speculation was measured on code_edit" in second
+
+
+def test_failed_requests_are_not_counted_as_answered() -> None:
+    some = [cell(Arm.OFF, num_errors=10), cell(Arm.ON)]
+    assert describe_run(run_summary((), some))[0].startswith("70 requests of 1 traffic segment (chat)")
+    assert describe_run(run_summary((), some))[0].endswith("; 10 more failed.")
+    none = [cell(arm, num_errors=40) for arm in (Arm.OFF, Arm.ON)]
+    first, _ = describe_run(run_summary((), none))
+    assert first.startswith("All 80 requests of 1 traffic segment (chat) at concurrency 4 failed: with speculative")
+    assert "answered" not in first
+
+
+def test_the_floor_arm_is_no_part_of_the_comparison() -> None:
+    cells = [cell(Arm.OFF), cell(Arm.ON), cell(Arm.FLOOR, Load(8))]
+    assert describe_run(run_summary((), cells))[0].startswith(
+        "80 requests of 1 traffic segment (chat) at concurrency 4 "
+    )
+
+
+def test_arms_that_ran_one_after_the_other_are_not_called_interleaved() -> None:
+    note = {"arms not interleaved": "one block of each arm, in chat at concurrency 4"}
+    first, _ = describe_run(run_summary((), [cell(Arm.OFF), cell(Arm.ON)], environment=note))
+    assert "without it, not interleaved everywhere" in first
+
+
+def test_a_gain_too_small_for_the_gate_is_no_bare_speculate() -> None:
+    at = Load(4)
+    verdict = _verdict(("a", "speculate", at), ("b", "speculate", at), ("c", "measure more", at), too_small="ac")
+    assert headline(make_summary([]), verdict) == (
+        "Speculate for b; speculation is faster, but by less than the gate asks, on a; "
+        "speculation is not faster by what the gate asks on c"
+    )
+
+
+def test_a_full_stop_is_never_doubled() -> None:
+    assert [full_stop(text) for text in ("gone", "gone.", "gone! ")] == ["gone.", "gone.", "gone!"]
 
 
 def test_the_headline_is_the_answer() -> None:

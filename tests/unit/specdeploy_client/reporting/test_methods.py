@@ -165,7 +165,7 @@ def test_a_method_that_wins_loses_or_is_undecided_says_so() -> None:
     assert wins.sentence.endswith("would be enough")
     assert loses.sentence.startswith("does not pay: accepts 1.00 tokens per step; a step takes 3.3")
     assert "so it would need 2.3" in loses.sentence
-    assert unsure.sentence.startswith("not decided: the interval 0.9")
+    assert unsure.sentence.startswith("not decided: the interval [0.9")
     assert " contains 1; accepts 1.00 tokens per step" in unsure.sentence
     assert wins.acceptance_per_position == (0.4, 0.15, 0.05)
 

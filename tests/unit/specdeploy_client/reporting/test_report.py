@@ -179,6 +179,12 @@ def test_an_interrupted_run_says_so_at_the_top() -> None:
     assert _text(page).index("The run ended early: the server &lt;died&gt; at chat") < _text(page).index("Decision per")
 
 
+@pytest.mark.parametrize("reason", ["nobody answers on port 16", "nobody answers on port 16."])
+def test_what_ended_a_run_ends_with_one_full_stop(reason: str) -> None:
+    text = _text(render_report(_input(small_run(interrupted=reason))))
+    assert "nobody answers on port 16. All numbers are of what was measured until then." in text
+
+
 def test_an_open_loop_is_told_in_rates() -> None:
     run = open_run()
     laws = {name: replace(law, num_pairs=40) for name, law in run.laws.items()}
@@ -271,6 +277,35 @@ def test_a_run_of_one_arm_has_nothing_to_compare() -> None:
     page = render_report(ReportInput(make_summary(only_on), table=RecordTable.from_records(only_on)))
     _check_page(page)
     assert "speculation on and off were not both measured" in page
+    text = _text(page)
+    assert "Only the arm with speculation was measured, so nothing was compared." in text
+    assert "Nothing was compared, so there was nothing to void." in text
+    assert "Nothing was compared: a decision needs speculation both on and off." in text
+    assert "interleaved, in float32" not in text
+
+
+def test_the_page_says_the_confidence_that_its_intervals_have(small: ReportInput) -> None:
+    text = _text(render_report(small))
+    assert "an on/off ratio with its 99 % interval;" in text
+    assert "The same ratio for every metric, with its 99 % interval." in text
+    others = tuple(c.model_copy(update={"confidence": 0.9}) for c in small.summary.comparisons)
+    text = _text(render_report(replace(small, summary=small.summary.model_copy(update={"comparisons": others}))))
+    assert "with its 90 % interval" in text
+    assert "99 % interval" not in text.replace("middle 99 %", "")
+
+
+def test_few_pairs_show_their_means_where_there_is_no_median() -> None:
+    text = _text(render_report(ReportInput(make_summary(make_cell(concurrency=4, num_pairs=12)))))
+    assert re.search(r"Too few requests for a median. Mean at concurrency 4: [\d,]+ off, [\d,]+ on\.", text)
+
+
+def test_arms_of_a_cell_stand_together_however_they_are_stored() -> None:
+    summary = make_summary([*make_cell("chat", 1), *make_cell("chat", 4)])
+    mixed = summary.model_copy(update={"cells": (*summary.cells[::2], *summary.cells[1::2])})
+    page = render_report(ReportInput(mixed))
+    _check_page(page)
+    section = page.split('id="cells"')[1]
+    assert re.findall(r'<td class="arm-(\w+)">', section)[:4] == ["off", "on", "off", "on"]
 
 
 def test_a_request_is_held_against_itself() -> None:

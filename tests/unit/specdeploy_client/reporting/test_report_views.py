@@ -77,7 +77,7 @@ def test_without_a_gate_a_card_says_what_the_interval_says(summary: RunSummary) 
                     ),
                 )
             },
-            "void: sent late: p99 9 ms",
+            "the measurement is void: sent late: p99 9 ms",
         ),
     ],
 )

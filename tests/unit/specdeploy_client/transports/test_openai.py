@@ -16,6 +16,7 @@ from specdeploy_client.transport import (
     Completion,
     GenerationRequest,
     Message,
+    NobodyAnswersError,
     ProtocolError,
     RequestRefusedError,
     RequestTimeoutError,
@@ -135,7 +136,7 @@ def test_closing_early_cancels_the_request_on_the_server() -> None:
         (MockFailure.CLOSE_EARLY, StreamClosedError, "the stream ended before its last message", 1),
         (MockFailure.GARBAGE, ProtocolError, "is no JSON", 1),
         (MockFailure.WRONG_DTYPE, ProtocolError, "token_ids is", 0),
-        (MockFailure.DIE, ServerUnreachableError, "no server answers", 1),
+        (MockFailure.DIE, NobodyAnswersError, "any more", 1),
         (MockFailure.STALL, RequestTimeoutError, "within 0.2 s. Raise --timeout", 1),
     ],
 )
@@ -235,7 +236,7 @@ def test_nobody_and_the_wrong_model() -> None:
     async def use(server: MockLlmServer) -> None:
         with pytest.raises(ServerUnreachableError, match="The model `other` does not exist"):
             await _collect(server.http_url, model="other")
-        with pytest.raises(ServerUnreachableError, match="no server answers"):
+        with pytest.raises(NobodyAnswersError, match="no server answers"):
             await _collect("http://127.0.0.1:1")
 
     _serve(MockBehaviour(), use)

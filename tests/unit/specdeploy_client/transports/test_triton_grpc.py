@@ -17,6 +17,7 @@ from specdeploy.errors import ClientError, RequestError
 from specdeploy_client.transport import (
     GenerationRequest,
     Message,
+    NobodyAnswersError,
     ProtocolError,
     RequestRefusedError,
     RequestTimeoutError,
@@ -149,7 +150,7 @@ def test_an_answer_that_ended_is_not_cancelled_and_the_server_sees_each_request_
         (MockFailure.CLOSE_EARLY, StreamClosedError, "the stream ended before its last message", 1),
         (MockFailure.GARBAGE, ProtocolError, "a message that is no answer", 1),
         (MockFailure.WRONG_DTYPE, ProtocolError, "output_ids is FP32, not whole numbers", 0),
-        (MockFailure.DIE, ServerUnreachableError, "no Triton server answers", 1),
+        (MockFailure.DIE, NobodyAnswersError, "any more", 1),
         (MockFailure.STALL, RequestTimeoutError, r"within 0\.2 s\. Raise --timeout", 1),
     ],
 )
@@ -183,8 +184,8 @@ def test_one_request_that_fails_leaves_the_others_alone() -> None:
     _serve(MockBehaviour(failure=MockFailure.REFUSE, fail_numbers=frozenset({1, 4})), use)
 
 
-def test_nobody_listening_names_address_and_remedy() -> None:
-    with pytest.raises(ServerUnreachableError, match=r"127\.0\.0\.1:1 .*make serve"):
+def test_nobody_listening_names_the_address() -> None:
+    with pytest.raises(NobodyAnswersError, match=r"no Triton server answers at 127\.0\.0\.1:1"):
         asyncio.run(_collect("127.0.0.1:1"))
 
 
@@ -319,3 +320,10 @@ def test_tls(certificates: Certificates) -> None:
                 await _collect(server.grpc_url.removeprefix("grpcs://"))
 
     asyncio.run(run())
+
+
+def test_a_model_that_is_unloaded_is_not_called_a_wrong_name() -> None:
+    transport = GrpcTransport(parse_endpoint("h:1"), 1.0)
+    with pytest.raises(ServerUnreachableError, match="has not loaded its model `llm`") as unloaded:
+        transport._raise_refused("UNAVAILABLE", "Request for unknown model: 'llm' has no available versions")
+    assert "another server" not in str(unloaded.value)

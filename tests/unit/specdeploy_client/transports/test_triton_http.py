@@ -14,6 +14,7 @@ from specdeploy.errors import ClientError, RequestError
 from specdeploy_client.transport import (
     GenerationRequest,
     Message,
+    NobodyAnswersError,
     ProtocolError,
     RequestRefusedError,
     RequestTimeoutError,
@@ -91,7 +92,7 @@ def test_closing_early_cancels_the_request_on_the_server() -> None:
         (MockFailure.CLOSE_EARLY, StreamClosedError, "the stream ended before its last message", 1),
         (MockFailure.GARBAGE, ProtocolError, "is no JSON", 1),
         (MockFailure.WRONG_DTYPE, ProtocolError, "not whole numbers", 0),
-        (MockFailure.DIE, ServerUnreachableError, "no Triton server answers", 1),
+        (MockFailure.DIE, NobodyAnswersError, "any more", 1),
         (MockFailure.STALL, RequestTimeoutError, "within 0.2 s. Raise --timeout", 1),
     ],
 )

@@ -21,7 +21,7 @@ def _at(level: int, ratio: float | None, *, width: float = 0.05, voids: tuple[Vo
         ratio=ratio,
         ci_low=None if ratio is None else ratio - width,
         ci_high=None if ratio is None else ratio + width,
-        confidence=0.95,
+        confidence=0.99,
         num_pairs=40,
         void_reasons=voids,
     )
@@ -42,7 +42,7 @@ def _plot(comparisons: list[Comparison], crossover: Crossover | None = None, sum
 def test_every_level_is_marked_by_what_its_interval_says() -> None:
     plot = _plot([_at(1, 0.7), _at(4, 1.01), _at(16, 1.2)])
     assert [plot.count(f'"dot {tone}"') for tone in ("faster", "undecided", "slower")] == [1, 1, 1]
-    assert "chat, concurrency 1, e2e p50 on/off: 0.70 [0.65, 0.75], faster, 40 pairs" in plot
+    assert "chat, concurrency 1, e2e p50 on/off: 0.70 [0.65, 0.75] at 99 %, faster, 40 pairs" in plot
 
 
 def test_a_band_does_not_run_across_a_void_level() -> None:
