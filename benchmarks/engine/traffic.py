@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from folders import REPOSITORY
-from specdeploy_client.workloads.prompt_file import load_prompts
 
 from specdeploy.serving.tokenizer import count_token_ids, load_tokenizer
 from specdeploy_client.chat import load_chat_template, render_user_prompt
+from specdeploy_client.workloads.prompt_file import load_prompts
 
 SEGMENTS = ("code_edit", "chat", "summarisation")
 
