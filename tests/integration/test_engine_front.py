@@ -280,7 +280,7 @@ def test_a_draft_that_fails_or_dies_does_not_end_requests(
     answers: list[list[Any]] = run(self_drafted, break_the_draft)
     assert [ids(messages) for messages in answers] == expected
     drafted = [completion(messages).total_draft_tokens or 0 for messages in answers]
-    # The request that broke the draft was drafted for, and not to its end; others may not have come to their first draft.
+    # The request that broke the draft was drafted for, not to its end; others may not have come to their first draft.
     assert completion(answers[0]).speculation == "on"
     assert 0 < drafted[0] < 75
     assert all(num_drafted < 75 for num_drafted in drafted)
