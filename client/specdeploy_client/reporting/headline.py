@@ -74,7 +74,7 @@ def describe_crossover(crossover: Crossover) -> str:
         return f"faster at every level, up to {crossover.max_concurrency} at once"
     if crossover.kind == "never faster":
         return "not faster at any level"
-    return f"undecided up to {crossover.max_concurrency} at once"
+    return f"not shown to be faster at every level up to {crossover.max_concurrency} at once"
 
 
 def crossover_lines(summary: RunSummary, metric: MetricName = MetricName.E2E) -> list[str]:

@@ -213,7 +213,7 @@ def test_without_a_verdict_the_headline_is_what_the_intervals_say(records: list[
         ("crosses", (3.0, None, None), "faster up to 3.0 [below, above 32] at once"),
         ("none up to", (None, None, None), "faster at every level, up to 32 at once"),
         ("never faster", (None, None, None), "not faster at any level"),
-        ("undecided", (None, None, None), "undecided up to 32 at once"),
+        ("undecided", (None, None, None), "not shown to be faster at every level up to 32 at once"),
     ],
 )
 def test_a_crossover_in_words(kind: str, at: tuple[float | None, float | None, float | None], words: str) -> None:
