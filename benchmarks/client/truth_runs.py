@@ -12,16 +12,8 @@ from pathlib import Path
 import numpy as np
 from truth_model import Scenario
 
-from specdeploy.run_contract import (
-    Arm,
-    Comparison,
-    GateConfig,
-    Load,
-    Percentile,
-    PlannedDraftLen,
-    RequestRecord,
-    RunSummary,
-)
+from specdeploy.run_contract import Arm, Comparison, Load, Percentile, PlannedDraftLen, RequestRecord, RunSummary
+from specdeploy.verdict_contract import GateConfig
 from specdeploy_client.comparison.sequential import SequentialStop, final_confidence
 from specdeploy_client.comparison.stats import CONFIDENCE
 from specdeploy_client.judging.gate import judge

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from rich.console import Console
 
 from specdeploy.errors import ClientError, RequestError
-from specdeploy.run_contract import Arm, GateConfig, Load, MetricName, Percentile, RequestRecord
+from specdeploy.run_contract import Arm, Load, MetricName, Percentile, RequestRecord
+from specdeploy.verdict_contract import GateConfig
 from specdeploy_client.artifacts import require_writable
 from specdeploy_client.bench import BenchResult, JudgingConfig, client_environment, run_bench
 from specdeploy_client.bench_plan import BUDGETS, VERIFY_BUDGET, BenchOptions, BenchPlan, plan_bench

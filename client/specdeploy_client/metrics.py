@@ -23,13 +23,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from specdeploy.run_contract import (
-    FailureKind,
-    MetricName,
-    Percentile,
-    Percentiles,
-    RequestRecord,
-)
+from specdeploy.run_contract import FailureKind, MetricName, Percentile, Percentiles, RequestRecord
 from specdeploy.units import NS_PER_S, ns_to_ms
 from specdeploy_client.records.histogram import LogHistogram
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specdeploy.errors import ClientError, ConfigError, Violation
-from specdeploy.run_contract import GateConfig, IntegrityReport, RunSummary, Verdict
+from specdeploy.run_contract import RunSummary
+from specdeploy.verdict_contract import GateConfig, IntegrityReport, Verdict
 from specdeploy_client.artifacts import (
     INTEGRITY_FILE,
     RECORDS_FILE,

@@ -1,17 +1,8 @@
 """A run and the verdict on it, with one finding of every status."""
 
 from helpers.run_summaries import comparison, crosses, run_summary, void
-from specdeploy.run_contract import (
-    CellConditions,
-    GateFinding,
-    MetricName,
-    Percentile,
-    RunSummary,
-    SegmentDecision,
-    Status,
-    Verdict,
-    VoidCode,
-)
+from specdeploy.run_contract import CellConditions, MetricName, Percentile, RunSummary, VoidCode
+from specdeploy.verdict_contract import GateFinding, SegmentDecision, Status, Verdict
 
 VERDICT = Verdict(
     deployment="demo",

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from integration.conftest import Deployed, deploy
-from specdeploy.run_contract import Arm, FailureKind, IntegrityReport, RunSummary, Status
+from specdeploy.run_contract import Arm, FailureKind, RunSummary
 from specdeploy.serving.server import stop_server
+from specdeploy.verdict_contract import IntegrityReport, Status
 from specdeploy_client.cli import main
 from specdeploy_client.records.files import load_records
 

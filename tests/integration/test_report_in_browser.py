@@ -8,7 +8,7 @@ import pytest
 
 from helpers.chromium import Chromium, find_chromium
 from helpers.example_run import open_run, small_run
-from specdeploy.run_contract import GateConfig
+from specdeploy.verdict_contract import GateConfig
 from specdeploy_client.judging.gate import judge
 from specdeploy_client.reporting.report import ReportInput, render_report
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from specdeploy.config.schema import DeploymentConfig
-from specdeploy.run_contract import GateConfig
+from specdeploy.verdict_contract import GateConfig
 
 SCHEMA_FOLDER = Path("configs/schema")
 MODELS: dict[str, type[BaseModel]] = {"deployment.schema.json": DeploymentConfig, "gate.schema.json": GateConfig}

@@ -17,7 +17,6 @@ from specdeploy.config.schema import ServingConfig
 from specdeploy.contract import ConstrainedPolicy, Lane
 from specdeploy.errors import ServerError, SpecDeployError
 from specdeploy.manifest import CurrentBuild, load_current_build
-from specdeploy.run_contract import IntegrityReport, Status
 from specdeploy.serving.installation import (
     ENGINES_ROOT_VARIABLE,
     ServerInstallation,
@@ -28,6 +27,7 @@ from specdeploy.serving.installation import (
 from specdeploy.serving.packed_repository import repository_problems
 from specdeploy.serving.place import place_problems
 from specdeploy.serving.runtime_versions import Installed, find_installed_versions, runtime_problems
+from specdeploy.verdict_contract import IntegrityReport, Status
 
 MODEL = "llm"
 # Below STOP_GRACE_S: requests in flight get this long, then the server leaves by itself.

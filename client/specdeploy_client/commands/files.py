@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from specdeploy.config.load import load_yaml_model
-from specdeploy.run_contract import Arm, GateConfig, Load
+from specdeploy.run_contract import Arm, Load
+from specdeploy.verdict_contract import GateConfig
 from specdeploy_client.artifacts import RECORDS_FILE, RUN_SUMMARY_FILE, empty_run_folder, write_model, write_text
 from specdeploy_client.commands.option_values import OptionProblems, parse_levels, parse_rates
 from specdeploy_client.commands.options import (

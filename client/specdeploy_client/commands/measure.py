@@ -11,7 +11,7 @@ import typer
 
 from specdeploy.config.load import load_deployment, load_yaml_model
 from specdeploy.errors import ClientError
-from specdeploy.run_contract import GateConfig
+from specdeploy.verdict_contract import GateConfig
 from specdeploy_client.bench import BenchResult
 from specdeploy_client.bench_plan import VERIFY_BUDGET
 from specdeploy_client.commands.option_values import OptionProblems

@@ -7,14 +7,11 @@ level at which requests queue are inconclusive: they never pass, and of themselv
 from collections.abc import Iterable
 from typing import Literal
 
-from specdeploy.run_contract import (
+from specdeploy.run_contract import Load, MetricName, Percentile, RunSummary
+from specdeploy.verdict_contract import (
     GateConfig,
     GateFinding,
     IntegrityReport,
-    Load,
-    MetricName,
-    Percentile,
-    RunSummary,
     SegmentDecision,
     SegmentGate,
     Status,

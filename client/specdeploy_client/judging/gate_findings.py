@@ -6,18 +6,14 @@ from specdeploy.run_contract import (
     Arm,
     Comparison,
     Crossover,
-    GateConfig,
-    GateFinding,
-    IntegrityReport,
     Load,
     MetricName,
     Percentile,
     PlannedDraftLen,
     RunSummary,
-    SegmentDecision,
     Slo,
-    Status,
 )
+from specdeploy.verdict_contract import GateConfig, GateFinding, IntegrityReport, SegmentDecision, Status
 from specdeploy_client.comparison.stats import RatioInterval, pairs_needed
 from specdeploy_client.comparison.wording import describe_ratio, describe_voids
 from specdeploy_client.judging.run_lookup import (

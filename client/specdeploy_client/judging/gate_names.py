@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 
 from specdeploy.errors import ConfigError, Violation
-from specdeploy.run_contract import GateConfig
+from specdeploy.verdict_contract import GateConfig
 
 # Names of the checks that `verify` makes (integrity.py; a test holds the two together).
 CHECK_NAMES = (

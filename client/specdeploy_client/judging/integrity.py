@@ -10,7 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from specdeploy.contract import Dtype
-from specdeploy.run_contract import Arm, FailureKind, IntegrityCheck, IntegrityReport, RequestRecord, Status
+from specdeploy.run_contract import Arm, FailureKind, RequestRecord
+from specdeploy.verdict_contract import IntegrityCheck, IntegrityReport, Status
 from specdeploy_client.artifacts import INTEGRITY_FILE, write_model
 from specdeploy_client.comparison.compare import Pair, group_cells, has_drafted, pair_by_prompt
 from specdeploy_client.comparison.stats import excess_rate_p_value

@@ -9,7 +9,8 @@ from collections import Counter
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from specdeploy.run_contract import GateFinding, Load, RunSummary, SegmentDecision, Status, Verdict
+from specdeploy.run_contract import Load, RunSummary
+from specdeploy.verdict_contract import GateFinding, SegmentDecision, Status, Verdict
 from specdeploy_client.artifacts import VERDICT_FILE, write_model, write_text
 from specdeploy_client.judging.verdict_markdown import render_markdown
 

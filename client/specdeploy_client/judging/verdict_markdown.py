@@ -2,16 +2,8 @@
 
 from collections.abc import Sequence
 
-from specdeploy.run_contract import (
-    Comparison,
-    Crossover,
-    Load,
-    MetricName,
-    Percentile,
-    RunSummary,
-    Status,
-    Verdict,
-)
+from specdeploy.run_contract import Comparison, Crossover, Load, MetricName, Percentile, RunSummary
+from specdeploy.verdict_contract import Status, Verdict
 from specdeploy_client.comparison.wording import describe_intervals, format_comparison
 from specdeploy_client.judging.markdown_text import escape, inline_code, markdown_table
 from specdeploy_client.judging.run_lookup import decision_loads

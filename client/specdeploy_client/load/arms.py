@@ -74,22 +74,10 @@ class PerRequestSwitch:
         return "per request"
 
 
-@dataclass(frozen=True, slots=True)
-class AsServed:
+class AsServed(PerRequestSwitch):
     """One server whose speculation cannot be turned off: it is measured as it is, and compared with nothing."""
 
-    transport: Transport
-    max_blocks: int = MAX_BLOCKS
-
-    async def activate(self, arm: Arm) -> bool:
-        """Nothing to do."""
-        del arm
-        return False
-
-    def transport_of(self, arm: Arm) -> Transport:
-        """The one server."""
-        del arm
-        return self.transport
+    __slots__ = ()
 
     def request_for(self, arm: Arm, request: GenerationRequest) -> GenerationRequest:
         """Without a number of draft tokens, which not every server knows."""

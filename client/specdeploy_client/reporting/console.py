@@ -21,17 +21,15 @@ from specdeploy.run_contract import (
     Arm,
     CellSummary,
     Comparison,
-    IntegrityReport,
     Load,
     MetricName,
     Percentile,
     Percentiles,
     RequestRecord,
     RunSummary,
-    Status,
-    Verdict,
 )
 from specdeploy.units import ns_to_ms
+from specdeploy.verdict_contract import IntegrityReport, Status, Verdict
 from specdeploy_client.comparison.wording import DASH, describe_intervals, format_comparison, format_range
 from specdeploy_client.judging.run_lookup import describe_queue, find_cell, find_comparison
 from specdeploy_client.metrics import e2e_ns, mean_acceptance_length, num_tokens, samples_needed, tpot_ns, ttft_ns

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from specdeploy.run_contract import Arm, Comparison, Crossover, Load, MetricName, RunSummary, SegmentDecision, Verdict
+from specdeploy.run_contract import Arm, Comparison, Crossover, Load, MetricName, RunSummary
+from specdeploy.verdict_contract import SegmentDecision, Verdict
 from specdeploy_client.comparison.wording import describe_intervals, format_comparison
 from specdeploy_client.judging.run_lookup import decision_loads, find_comparison, measured_arms, measured_segments
 from specdeploy_client.reporting.definitions import METRIC_NAMES

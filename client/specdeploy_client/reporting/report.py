@@ -10,18 +10,8 @@ import numpy.typing as npt
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from specdeploy.run_contract import (
-    Arm,
-    CellSummary,
-    IntegrityReport,
-    Load,
-    MetricName,
-    Percentile,
-    Percentiles,
-    RunSummary,
-    Status,
-    Verdict,
-)
+from specdeploy.run_contract import Arm, CellSummary, Load, MetricName, Percentile, Percentiles, RunSummary
+from specdeploy.verdict_contract import IntegrityReport, Status, Verdict
 from specdeploy_client.comparison.pairing import paired_values
 from specdeploy_client.comparison.wording import DASH, describe_intervals, format_comparison
 from specdeploy_client.judging.run_lookup import find_comparison

@@ -16,10 +16,9 @@ from specdeploy.run_contract import (
     Percentile,
     PlannedDraftLen,
     RunSummary,
-    SegmentDecision,
-    Verdict,
     VoidReason,
 )
+from specdeploy.verdict_contract import SegmentDecision, Verdict
 from specdeploy_client.comparison.wording import describe_voids, format_comparison, format_range
 from specdeploy_client.judging.run_lookup import decision_loads, find_cell, find_comparison, measured_arms
 from specdeploy_client.reporting.definitions import METRIC_NAMES, VOID_REMEDIES

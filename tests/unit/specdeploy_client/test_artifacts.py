@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from specdeploy.errors import ConfigError
-from specdeploy.run_contract import Verdict
+from specdeploy.verdict_contract import Verdict
 from specdeploy_client.artifacts import RUN_FILES, empty_run_folder, load_model, require_writable, write_text
 
 

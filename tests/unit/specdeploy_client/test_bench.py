@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from specdeploy.errors import ClientError, ConfigError
-from specdeploy.run_contract import Arm, FailureKind, MetricName, Objective, Percentile, RunSummary, Status, VoidCode
+from specdeploy.run_contract import Arm, FailureKind, MetricName, Objective, Percentile, RunSummary, VoidCode
+from specdeploy.verdict_contract import Status
 from specdeploy_client import bench, server_counters
 from specdeploy_client.artifacts import empty_run_folder
 from specdeploy_client.bench import BenchResult, JudgingConfig, run_bench

@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from helpers.mock_llm_server import MockBehaviour, MockFailure, MockLlmServer
 from helpers.served_mock import serve_mock
-from specdeploy.run_contract import IntegrityCheck, IntegrityReport, MetricName, RunSummary, Status, Verdict
+from specdeploy.run_contract import MetricName, RunSummary
+from specdeploy.verdict_contract import IntegrityCheck, IntegrityReport, Status, Verdict
 from specdeploy_client import cli, server_counters
 from specdeploy_client.artifacts import write_model
 from specdeploy_client.commands import measure as cli_measure

@@ -8,7 +8,8 @@ import pytest
 
 from helpers.trained_tokenizers import rendering_of
 from specdeploy.errors import ConfigError
-from specdeploy.run_contract import GateConfig, MetricName, Percentile
+from specdeploy.run_contract import MetricName, Percentile
+from specdeploy.verdict_contract import GateConfig
 from specdeploy_client.commands.options import EndpointOptions, LoadOptions, ResultOptions, WorkloadOptions
 from specdeploy_client.measuring import MeasurementPlan, plan_measurement
 from specdeploy_client.session import open_session

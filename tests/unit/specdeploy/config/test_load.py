@@ -15,7 +15,7 @@ from specdeploy.config.load import list_deployments, load_deployment, load_yaml_
 from specdeploy.config.yaml_text import parse_yaml
 from specdeploy.contract import ConstrainedPolicy, Method
 from specdeploy.errors import ConfigError, Violation
-from specdeploy.run_contract import GateConfig
+from specdeploy.verdict_contract import GateConfig
 
 REPO = Path(__file__).parents[4]
 

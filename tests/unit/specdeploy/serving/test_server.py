@@ -16,7 +16,6 @@ from specdeploy.config.schema import ServingConfig
 from specdeploy.errors import PortInUseError, ServerError
 from specdeploy.manifest import CurrentBuild, write_current_build, write_json_atomically
 from specdeploy.planner.schedule import plan_from_config
-from specdeploy.run_contract import IntegrityReport
 from specdeploy.serving.installation import ServerInstallation
 from specdeploy.serving.launch import LaunchPlan, plan_launch
 from specdeploy.serving.server import (
@@ -27,6 +26,7 @@ from specdeploy.serving.server import (
     start_server,
     stop_server,
 )
+from specdeploy.verdict_contract import IntegrityReport
 
 BUILD_ID = "0123456789abcdef"
 

@@ -8,8 +8,9 @@ import pytest
 
 from helpers.exported_runs import export, exported_record, exported_summary, failed_record
 from specdeploy.errors import ClientError, ConfigError
-from specdeploy.run_contract import Arm, FailureKind, GateConfig, Load, RunSummary, Status
+from specdeploy.run_contract import Arm, FailureKind, Load, RunSummary
 from specdeploy.units import NS_PER_MS
+from specdeploy.verdict_contract import GateConfig, Status
 from specdeploy_client.interchange.files import ExportFormat, import_file, summarise_import
 from specdeploy_client.interchange.imported import ImportLabels
 from specdeploy_client.judging.gate import judge

@@ -2,17 +2,8 @@
 
 import pytest
 
-from specdeploy.run_contract import (
-    GateConfig,
-    GateFinding,
-    IntegrityCheck,
-    IntegrityReport,
-    Percentile,
-    PlannedDraftLen,
-    RunSummary,
-    Status,
-    Verdict,
-)
+from specdeploy.run_contract import Percentile, PlannedDraftLen, RunSummary
+from specdeploy.verdict_contract import GateConfig, GateFinding, IntegrityCheck, IntegrityReport, Status, Verdict
 from specdeploy_client.judging.gate import judge
 from unit.specdeploy_client.fabricate import make_cell, make_slo, make_summary
 

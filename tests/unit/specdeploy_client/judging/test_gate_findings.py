@@ -14,20 +14,22 @@ from specdeploy.run_contract import (
     Arm,
     CellSummary,
     Crossover,
-    GateConfig,
-    GateFinding,
-    IntegrityCheck,
-    IntegrityReport,
     Load,
     MetricName,
     Percentile,
     PlannedDraftLen,
     RunSummary,
-    SegmentGate,
     Slo,
+    VoidCode,
+)
+from specdeploy.verdict_contract import (
+    GateConfig,
+    GateFinding,
+    IntegrityCheck,
+    IntegrityReport,
+    SegmentGate,
     Status,
     Verdict,
-    VoidCode,
 )
 from specdeploy_client.judging.gate import judge
 from specdeploy_client.judging.gate_names import CHECK_NAMES

@@ -3,7 +3,8 @@
 import pytest
 
 from specdeploy.errors import ConfigError
-from specdeploy.run_contract import GateConfig, MetricName, Percentile, SegmentGate, Slo
+from specdeploy.run_contract import MetricName, Percentile, Slo
+from specdeploy.verdict_contract import GateConfig, SegmentGate
 from specdeploy_client.judging.gate_names import CHECK_NAMES, check_gate_names
 from specdeploy_client.judging.integrity import check_integrity
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from specdeploy.run_contract import Arm, FailureKind, RequestRecord, Status
+from specdeploy.run_contract import Arm, FailureKind, RequestRecord
+from specdeploy.verdict_contract import Status
 from specdeploy_client.judging import integrity
 from specdeploy_client.server_facts import SegmentCounters
 from unit.specdeploy_client.fabricate import make_record

@@ -6,12 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from helpers.judged_runs import VERDICT, judged_summary
-from specdeploy.run_contract import (
-    GateFinding,
-    SegmentDecision,
-    Status,
-    Verdict,
-)
+from specdeploy.verdict_contract import GateFinding, SegmentDecision, Status, Verdict
 from specdeploy_client.judging.verdict_files import render_junit, write_verdict_files
 
 

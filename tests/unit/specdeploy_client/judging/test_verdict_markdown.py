@@ -2,7 +2,7 @@
 
 from helpers.judged_runs import VERDICT, judged_summary
 from helpers.run_summaries import run_summary
-from specdeploy.run_contract import GateFinding, Status, Verdict
+from specdeploy.verdict_contract import GateFinding, Status, Verdict
 from specdeploy_client.judging.verdict_markdown import render_markdown
 
 

@@ -7,7 +7,8 @@ from rich.console import Console, RenderableType
 from rich.progress import Progress
 
 from helpers.example_run import ExampleRun, foreign_run, open_run, small_run
-from specdeploy.run_contract import GateConfig, Objective, RunSummary, Status, Verdict
+from specdeploy.run_contract import Objective, RunSummary
+from specdeploy.verdict_contract import GateConfig, Status, Verdict
 from specdeploy_client.judging.gate import judge
 from specdeploy_client.judging.stored_runs import compare_runs
 from specdeploy_client.reporting.console import (

@@ -5,17 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from helpers.run_summaries import cell, run_summary
-from specdeploy.run_contract import (
-    Arm,
-    Crossover,
-    Load,
-    MetricName,
-    PlannedDraftLen,
-    RequestRecord,
-    SegmentDecision,
-    Status,
-    Verdict,
-)
+from specdeploy.run_contract import Arm, Crossover, Load, MetricName, PlannedDraftLen, RequestRecord
+from specdeploy.verdict_contract import SegmentDecision, Status, Verdict
 from specdeploy_client.reporting.headline import (
     crossover_lines,
     describe_change,

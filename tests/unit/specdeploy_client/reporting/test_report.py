@@ -7,16 +7,8 @@ from html.parser import HTMLParser
 import pytest
 
 from helpers.example_run import ExampleRun, foreign_run, open_run, small_run
-from specdeploy.run_contract import (
-    Arm,
-    GateConfig,
-    IntegrityCheck,
-    IntegrityReport,
-    Load,
-    MetricName,
-    RunSummary,
-    Status,
-)
+from specdeploy.run_contract import Arm, Load, MetricName, RunSummary
+from specdeploy.verdict_contract import GateConfig, IntegrityCheck, IntegrityReport, Status
 from specdeploy_client.judging.gate import judge
 from specdeploy_client.records.table import RecordTable
 from specdeploy_client.reporting.report import ReportInput, render_report, request_ratios

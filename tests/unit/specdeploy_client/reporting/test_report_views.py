@@ -5,7 +5,6 @@ import pytest
 from helpers.example_run import small_run
 from specdeploy.run_contract import (
     Comparison,
-    GateConfig,
     Load,
     MetricName,
     Percentile,
@@ -14,6 +13,7 @@ from specdeploy.run_contract import (
     VoidCode,
     VoidReason,
 )
+from specdeploy.verdict_contract import GateConfig
 from specdeploy_client.judging.gate import judge
 from specdeploy_client.reporting.definitions import DEFINITIONS, VOID_REMEDIES
 from specdeploy_client.reporting.report_views import conditions_rows, decision_cards, heat_maps, split_tails, void_rows
