@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from specdeploy.charts.pages import page_environment
 from specdeploy.run_contract import Arm, CellSummary, Load, MetricName, Percentile, Percentiles, RunSummary
 from specdeploy.verdict_contract import IntegrityReport, Status, Verdict
 from specdeploy_client.comparison.pairing import paired_values
@@ -120,13 +120,7 @@ class RunView:
 
 def render_report(main: ReportInput, further: Sequence[ReportInput] = ()) -> str:
     """The page; `main` carries the verdict, `further` runs (another dtype, say) follow below it."""
-    environment = Environment(
-        loader=PackageLoader("specdeploy_client.reporting"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment("specdeploy_client.reporting")
     environment.filters.update(
         {"ms": format_ms, "number": _format_number, "interval": format_comparison, "full_stop": full_stop}
     )

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
+from specdeploy.charts.scales import LogScale, ratio_scale, ratio_ticks
+from specdeploy.charts.svg import Point, clip_path, group, line, polygon, svg, text
 from specdeploy.run_contract import Load
-from specdeploy_client.reporting.plots.scales import LogScale, ratio_scale, ratio_ticks
-from specdeploy_client.reporting.plots.svg import Point, clip_path, group, line, polygon, svg, text
 
 WIDTH = 440
 _LEFT, _RIGHT, _TOP = 76.0, 346.0, 8.0

@@ -5,16 +5,17 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from specdeploy.run_contract import Arm, Load, Percentiles
-from specdeploy_client.reporting.plots.ratios import level_axis
-from specdeploy_client.reporting.plots.scales import (
+from specdeploy.charts.ratio_panel import level_axis
+from specdeploy.charts.scales import (
     LogScale,
     duration_scale,
     duration_ticks,
     level_scale,
     narrowest_gap,
 )
-from specdeploy_client.reporting.plots.svg import circle, group, line, polyline, square, svg, text
+from specdeploy.charts.svg import circle, group, line, polyline, square, svg, text
+from specdeploy.run_contract import Arm, Load, Percentiles
+from specdeploy_client.reporting.plots.ratios import axis_title
 
 WIDTH, HEIGHT = 276, 226
 _LEFT, _RIGHT, _TOP, _BOTTOM = 42.0, 272.0, 10.0, 184.0
@@ -55,7 +56,7 @@ def latency_plot(series: LatencySeries) -> Markup:
             text(_LEFT - 7, y.at(tick) + 4, format_tick(tick), anchor="end"),
         )
     ]
-    parts += level_axis(x, loads, _BOTTOM, None)
+    parts += level_axis(x, [load.value for load in loads], _BOTTOM, axis_title(loads[0]))
     for arm, values, shift in ((Arm.OFF, series.off, -offset), (Arm.ON, series.on, offset)):
         parts += _arm(series, arm, {load: values[load] for load in loads if load in values}, shift, x, y)
     return svg(WIDTH, HEIGHT, f"{series.segment}: {series.metric} in ms by load, off and on, p50 to p99", parts)

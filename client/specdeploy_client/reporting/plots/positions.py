@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from specdeploy_client.reporting.plots.svg import Point, circle, group, line, polyline, rect, svg, text
+from specdeploy.charts.svg import Point, circle, group, line, polyline, rect, svg, text
 
 WIDTH, HEIGHT = 276, 206
 _LEFT, _RIGHT, _TOP, _BOTTOM = 32.0, 272.0, 10.0, 164.0

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from helpers.example_run import small_run
+from specdeploy.charts.scales import level_scale
 from specdeploy.run_contract import Comparison, Crossover, MetricName, RunSummary, VoidCode, VoidReason
 from specdeploy_client.reporting.plots.ratios import describe, forest_plot, ratio_bounds, ratio_plot
-from specdeploy_client.reporting.plots.scales import level_scale
 from unit.specdeploy_client.fabricate import make_summary
 
 LATE = VoidReason(code=VoidCode.SENT_LATE, detail="<p99> 14 ms")

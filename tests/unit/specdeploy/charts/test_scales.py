@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from specdeploy_client.reporting.plots.scales import (
+from specdeploy.charts.scales import (
     LogScale,
     duration_scale,
     duration_ticks,

@@ -1,0 +1,1 @@
+"""Commands of `specdeploy` that are more than a call: one module each."""
