@@ -5,6 +5,7 @@ A **ratio** is on/off time: below 1 speculation is faster. `None` means "not kno
 """
 
 from enum import StrEnum
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -93,13 +94,15 @@ class Overheads(ContractModel):
 
 class MeasuredTarget(ContractModel):
     """A target measured as a whole: a step with m tokens in R rows over C cached tokens takes
-    curve(m) + `row_s` x (R - 1) + `kv_token_s` x C. `curve_s` [n] at the `curve_tokens` [n], rising, linear between
-    them and beyond the last as in its last piece."""
+    curve(m) + `row_s` x (R - 1) + `kv_token_s` x C + `pair_s` x P. `curve_s` [n] at the `curve_tokens` [n], rising,
+    linear between them and beyond the last as in its last piece. P: pairs of a token read and a token cached before it,
+    what attention computes; it matters on processors and where prompts are long."""
 
     curve_tokens: tuple[PositiveInt, ...]
     curve_s: tuple[PositiveFloat, ...]
     row_s: Seconds = 0.0
     kv_token_s: Seconds = 0.0
+    pair_s: Seconds = 0.0
 
     @model_validator(mode="after")
     def _curve_is_one(self) -> Self:
@@ -129,11 +132,13 @@ class CalibratedRange(ContractModel):
 
 
 class Residual(ContractModel):
-    """One observation against its prediction. `is_held_out`: it was not fitted to."""
+    """One observation against its prediction. `is_held_out`: it was not fitted to. `context` tokens per row, and
+    `prefill_tokens` of prompts in the step."""
 
-    num_rows: PositiveInt
+    num_rows: NonNegativeInt
     draft_len: NonNegativeInt
     context: NonNegativeInt | None = None
+    prefill_tokens: NonNegativeInt = 0
     measured_s: PositiveFloat
     predicted_s: PositiveFloat
     is_held_out: bool = False
@@ -148,9 +153,10 @@ class Calibration(ContractModel):
     """What one engine on one device was seen to take: either `overheads` on top of kernel tables, or `target` (and
     `draft`) measured as a whole.
 
-    `captured_tokens`: sizes of step (tokens) with a recorded graph, rising; a step is rounded up to the next one, and
-    beyond the last it runs without and takes `eager_step_s` more. Empty = no rounding. `threads` of a processor.
-    `median_relative_error` and `p90_relative_error` are of the held-out residuals where there are any, else of all.
+    `captured_tokens`: sizes of step (tokens) with a recorded graph, or kernel, rising; a step is rounded up to the next
+    one, and beyond the last it runs without and takes `eager_step_s` more. Empty = no rounding. `threads` of a
+    processor. `median_relative_error` and `p90_relative_error` are of the held-out residuals where there are any, else
+    of all.
     """
 
     schema_version: Literal[1] = 1
@@ -204,7 +210,8 @@ class DraftForm(StrEnum):
 
 
 class AcceptanceProfile(ContractModel):
-    """How many drafted tokens survive, for one segment.
+    """How many drafted tokens survive, for one segment. `method` None: a drafter that no lane here has (DFlash,
+    DSpark).
 
     `survivals` [K] marginal: share of drafts whose first i tokens were all accepted, never rising; mean tokens per
     step of a drafted step = 1 + their sum. `survivals_low` and `_high` [K] bound them. `draft_share`: steps in which
@@ -212,7 +219,7 @@ class AcceptanceProfile(ContractModel):
     """
 
     segment: str | None = None
-    method: Method
+    method: Method | None
     form: DraftForm
     survivals: Annotated[tuple[Share, ...], Field(min_length=1)]
     survivals_low: tuple[Share, ...] | None = None
@@ -232,7 +239,7 @@ class AcceptanceProfile(ContractModel):
     def _survivals_never_rise(self) -> Self:
         for key in ("survivals", "survivals_low", "survivals_high"):
             values: tuple[float, ...] = getattr(self, key) or ()
-            if any(later > earlier + 1e-9 for earlier, later in zip(values, values[1:], strict=False)):
+            if any(later > earlier + 1e-9 for earlier, later in pairwise(values)):
                 raise ValueError(f"{key}: a deeper position cannot survive more often than the one before it")
             if values and len(values) != len(self.survivals):
                 raise ValueError(f"{key}: as many as survivals, {len(self.survivals)}")
@@ -321,21 +328,25 @@ class TrafficKind(StrEnum):
 class LevelPrediction(ContractModel):
     """One segment at one concurrency (closed loop), with the K that is best there; 0 = off.
 
-    Ratios are of medians, on/off. `verified_tokens`: of one step, concurrency x (K + 1). `is_compute_bound`: that is
-    beyond the roofline's ridge. `off_reason` says why K is 0; `range_problem` why nothing is promised here.
-    `num_fitting`: requests that fit at once with the draft; above it requests queue.
+    Ratios are of medians, on/off, of the best K that drafts (`best_static_draft_len`), also where `draft_len` is 0.
+    `verified_tokens`: of one step, rows x (K + 1). `is_compute_bound`: that is beyond the roofline's ridge.
+    `is_queued`: more requests than are decoded at once. `off_reason` says why K is 0; `range_problem` why nothing is
+    promised here: ratios, times and rates are indicative at most then (another engine's or device's calibration, see
+    `PlanReport.indicative_source`), or None. `tpot_ratio` is None too where no output has two tokens.
     """
 
     concurrency: PositiveInt
     draft_len: NonNegativeInt
     best_static_draft_len: NonNegativeInt
-    tpot_ratio: Estimate
-    e2e_ratio: Estimate
-    ttft_ratio: Estimate
-    off_tpot_s: Seconds
-    on_tpot_s: Seconds
-    off_throughput: NonNegativeFloat
-    on_throughput: NonNegativeFloat
+    tpot_ratio: Estimate | None
+    e2e_ratio: Estimate | None
+    ttft_ratio: Estimate | None
+    off_ttft_s: Seconds | None = None
+    on_ttft_s: Seconds | None = None
+    off_tpot_s: Seconds | None
+    on_tpot_s: Seconds | None
+    off_throughput: NonNegativeFloat | None
+    on_throughput: NonNegativeFloat | None
     tokens_per_step: NonNegativeFloat
     verified_tokens: NonNegativeInt
     is_compute_bound: bool
@@ -343,15 +354,27 @@ class LevelPrediction(ContractModel):
     off_reason: str | None = None
     range_problem: str | None = None
 
+    @property
+    def is_promised(self) -> bool:
+        """Whether a verdict may rest on the ratios."""
+        return self.range_problem is None and self.e2e_ratio is not None
+
+    @property
+    def is_indicative(self) -> bool:
+        """Whether there are ratios that no verdict may rest on."""
+        return self.range_problem is not None and self.e2e_ratio is not None
+
 
 class PredictedCrossover(ContractModel):
-    """From which concurrency on speculation is not faster. Words as `run_contract.Crossover`."""
+    """From which concurrency on speculation is not faster. Words as `run_contract.Crossover`. `is_indicative`: levels
+    took part that nothing is promised at."""
 
     kind: Literal["crosses", "none up to", "never faster", "undecided"]
     concurrency: PositiveFloat | None = None
     low: PositiveFloat | None = None
     high: PositiveFloat | None = None
     max_concurrency: PositiveInt
+    is_indicative: bool = False
 
 
 class PlannedSegment(ContractModel):
@@ -396,41 +419,55 @@ class SimulatedArm(ContractModel):
 
 
 class TrafficPrediction(ContractModel):
-    """The user's trace, or mix, served by the plan and without speculation."""
+    """The user's trace, or mix, served by the plan and without speculation. `range_problem`: its peaks lie beyond what
+    was calibrated, so its tails are extrapolated."""
 
     traffic: str
     off: SimulatedArm
     on: SimulatedArm
     is_overloaded: bool
+    range_problem: str | None = None
 
 
 class Sensitivity(ContractModel):
-    """What if: the decision again with one input changed."""
+    """What if: the decision again with one input changed. `ratio` of e2e, outside the calibrated range indicative at
+    most, or None."""
 
     segment: str
     change: str
-    ratio: Estimate
+    ratio: Estimate | None
     draft_len: NonNegativeInt
     verdict: PlanVerdict
+    is_indicative: bool = False
 
 
 class PlanMemory(ContractModel):
     """Memory of the fullest rank, and the concurrency that fits. None of a budget: without a draft nothing differs.
 
-    `num_requests_*` of `request_tokens` tokens (prompt + output + K) at once; `draft_costs_requests` = the difference.
-    `misfit` names the largest item where nothing fits.
+    `num_requests_*` of `request_tokens` tokens (prompt + output + K) at once; `num_requests_without_plain` with the
+    draft but without a plain instance beside, None where there is none. `misfit` names the largest item where
+    nothing fits. `ranks` every GPU by itself, in order, with the tokens that it alone would allow; empty in lane
+    torch.
     """
 
     budget: MemoryBudget
     request_tokens: PositiveInt
     num_requests: NonNegativeInt
     num_requests_without_draft: NonNegativeInt
+    num_requests_without_plain: NonNegativeInt | None = None
     misfit: str | None = None
+    ranks: tuple[MemoryBudget, ...] = ()
 
     @property
     def draft_costs_requests(self) -> int:
         """The draft costs so many concurrent requests."""
-        return max(self.num_requests_without_draft - self.num_requests, 0)
+        with_draft = self.num_requests_without_plain
+        return max(self.num_requests_without_draft - (self.num_requests if with_draft is None else with_draft), 0)
+
+    @property
+    def plain_costs_requests(self) -> int:
+        """The plain instance beside, which shares the caches, costs so many on top."""
+        return max((self.num_requests_without_plain or 0) - self.num_requests, 0)
 
 
 class EmittedSchedule(ContractModel):
@@ -455,7 +492,9 @@ class PlanReport(ContractModel):
     """plan.json. The same inputs and seed give the same bytes: nothing in it comes from a clock.
 
     `plan` is what a build can take over. `model_error`: relative error of predicted ratios that every interval
-    includes, and `model_error_source` where it was seen. `assumptions` everything taken for want of a fact.
+    includes, and `model_error_source` where it was seen. `ridge_tokens` of a step: beyond them it is compute-bound.
+    `max_rows` requests are decoded at once at most. `indicative_source`: whose calibration the indicative ratios rest
+    on, with `indicative_error` in their intervals. `assumptions` everything taken for want of a fact.
     """
 
     schema_version: Literal[1] = 1
@@ -474,7 +513,11 @@ class PlanReport(ContractModel):
     schedules: tuple[EmittedSchedule, ...]
     arithmetic: tuple[ArithmeticLine, ...]
     draft_cost_ratio: NonNegativeFloat | None = None
+    ridge_tokens: NonNegativeFloat | None = None
     model_error: NonNegativeFloat
     model_error_source: str
+    indicative_source: str | None = None
+    indicative_error: NonNegativeFloat | None = None
+    max_rows: PositiveInt | None = None
     assumptions: tuple[str, ...] = ()
     random_seed: NonNegativeInt

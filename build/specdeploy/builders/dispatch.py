@@ -11,7 +11,7 @@ from specdeploy.checkpoint.model_facts import rope_scaling
 from specdeploy.checkpoint.pair_serving import context_limit
 from specdeploy.checkpoint.pinned_sources import find_changed_sources
 from specdeploy.config.load import LoadedDeployment
-from specdeploy.contract import Lane
+from specdeploy.contract import DeploymentPlan, Lane
 from specdeploy.errors import ConfigError, PackagingError, Violation
 from specdeploy.manifest import (
     MANIFEST_NAME,
@@ -30,7 +30,12 @@ from specdeploy.planner.schedule import plan_from_config
 
 
 def build_deployment(
-    loaded: LoadedDeployment, engines_root: Path, *, report: Report, consent: Consent | None = None
+    loaded: LoadedDeployment,
+    engines_root: Path,
+    *,
+    report: Report,
+    consent: Consent | None = None,
+    plan: DeploymentPlan | None = None,
 ) -> BuildResult:
     """Build what `loaded` asks for, or reuse it, and make it the current build of the deployment.
 
@@ -38,6 +43,8 @@ def build_deployment(
     Relative checkpoint folders start from the folder of the YAML file. The pointer `engines/<deployment>.json` is
     written afresh every time, because a change of the YAML alone needs no new build; the manifest of a reused build is
     checked against what was recorded of it before.
+
+    `plan`: what the planner decided, already applied to `loaded` (`planned.with_plan`); None = as the config says.
     """
     result = _BUILDERS[loaded.config.lane](loaded, engines_root, report, consent or Consent())
     roles = {source.role: source.folder for source in result.manifest.checkpoints}
@@ -53,7 +60,7 @@ def build_deployment(
         manifest_sha256=next(iter(recorded.values()), None) or sha256_file(result.build_folder / MANIFEST_NAME),
         config_digest=loaded.digest,
         config=loaded.config,
-        plan=plan_from_config(loaded.config),
+        plan=plan or plan_from_config(loaded.config),
         effective_concurrency=limit.num_requests,
         concurrency_limit=limit.limit,
     )

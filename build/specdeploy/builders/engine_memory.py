@@ -1,15 +1,14 @@
 """Memory of the engines of a deployment: weights with their heads, caches, and whether one request fits at all."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from specdeploy.builders.engine_records import EngineInputs, is_quantized_here
-from specdeploy.checkpoint_contract import CheckpointInfo
+from specdeploy.builders.engine_records import EngineInputs
 from specdeploy.config.schema import Gpu, PlainInstance, TensorRtLlmConfig
-from specdeploy.contract import Dtype, EngineModel, EngineRecord, MemoryBudget, Method
-from specdeploy.errors import CheckpointError, Violation
+from specdeploy.contract import EngineRecord, MemoryBudget
+from specdeploy.errors import Violation
 from specdeploy.planner.hardware import HARDWARE
-from specdeploy.planner.memory import LoadedModel, budget_memory, describe_budget, estimate_weight_bytes
+from specdeploy.planner.loaded_models import is_draft_pair, loaded_models
+from specdeploy.planner.memory import budget_memory, describe_budget
 from specdeploy.trtllm.rule import METHODS_WITH_HEAD
 from specdeploy.units import format_bytes
 
@@ -22,15 +21,15 @@ def plan_memory(inputs: EngineInputs, engines: tuple[EngineRecord, ...]) -> Memo
     needs_draft = inputs.config.speculation.draft is not None
     if inputs.target is None or (needs_draft and inputs.draft is None):
         return None
-    section = inputs.section
+    section, config = inputs.section, inputs.config
     return budget_memory(
         HARDWARE[section.gpu],
-        [_loaded_model(inputs, engine) for engine in engines],
+        loaded_models(config, section, inputs.target, inputs.draft),
         kv_cache_fraction=section.kv_cache_fraction,
         max_num_tokens=max(engine.max_num_tokens for engine in engines),
-        max_seq_len=inputs.config.serving.max_seq_len,
-        max_rows=inputs.config.serving.max_rows,
-        is_draft_pair=inputs.method is Method.DRAFT_MODEL,
+        max_seq_len=config.serving.max_seq_len,
+        max_rows=config.serving.max_rows,
+        is_draft_pair=is_draft_pair(config, inputs.draft),
         max_draft_tokens=max(engine.max_draft_len for engine in engines),
     )
 
@@ -91,37 +90,3 @@ def with_kv_tokens(engines: tuple[EngineRecord, ...], memory: MemoryBudget | Non
     return tuple(
         engine.model_copy(update={"kv_tokens": memory.kv_tokens.get(engine.model) or None}) for engine in engines
     )
-
-
-def _loaded_model(inputs: EngineInputs, engine: EngineRecord) -> LoadedModel:
-    info = inputs.info_of(engine.model)
-    if info is None:
-        raise CheckpointError(f"the checkpoint of {engine.model} is not on this machine")
-    element_bytes = 1.0 if engine.kv_cache_dtype == "fp8" else 4.0 if inputs.dtype is Dtype.FLOAT32 else 2.0
-    weights = estimate_weight_bytes(info, inputs.dtype, is_fp8_quantized=is_quantized_here(inputs, engine.model))
-    loaded = LoadedModel(
-        model=engine.model,
-        info=info,
-        tensor_parallel=engine.tensor_parallel,
-        pipeline_parallel=engine.pipeline_parallel,
-        gpu_ids=(),  # ranks count from 0 over all nodes; a draft shares the first GPUs of its target
-        weight_bytes_override=weights,
-        kv_element_bytes=element_bytes,
-        shards_embedding=False,  # the converters do so with --use_parallel_embedding only, which is not written
-    )
-    if engine.model is not EngineModel.TARGET or inputs.method not in METHODS_WITH_HEAD or inputs.draft is None:
-        return loaded
-    return _with_head(loaded, inputs, info, inputs.draft)
-
-
-def _with_head(loaded: LoadedModel, inputs: EngineInputs, info: CheckpointInfo, head: CheckpointInfo) -> LoadedModel:
-    """A head lies in the target's engine: its weights are added, and each EAGLE layer caches like one of the target's
-    (assumed: the converter's config does not say how wide its cache is, and the layer has the target's shapes)."""
-    weights = loaded.weight_bytes_override
-    if weights is not None and head.num_bytes is not None:
-        loaded = replace(loaded, weight_bytes_override=weights + head.num_bytes)
-    if inputs.method is Method.EAGLE and info.num_layers:
-        layers = info.num_layers + inputs.config.speculation.eagle.num_layers
-        element_bytes = loaded.kv_element_bytes * layers / info.num_layers
-        loaded = replace(loaded, kv_element_bytes=element_bytes)
-    return loaded

@@ -10,7 +10,7 @@ from specdeploy.builders.step_graph import ToolPath
 from specdeploy.checkpoint_contract import CheckpointInfo
 from specdeploy.config.schema import DeploymentConfig, PlainInstance, TensorRtLlmConfig
 from specdeploy.contract import Dtype, EngineModel, EngineRecord, Method
-from specdeploy.trtllm.parallel_rules import tokens_per_step
+from specdeploy.trtllm.parallel_rules import engine_step_tokens, tokens_per_step
 from specdeploy.trtllm.rule import METHODS_WITH_HEAD
 
 MODE_OF_METHOD: Mapping[Method, str] = {
@@ -84,7 +84,7 @@ def _record(inputs: EngineInputs, model: EngineModel) -> EngineRecord:
         max_draft_len=draft_len,
         max_batch_size=serving.max_rows,
         max_seq_len=serving.max_seq_len,
-        max_num_tokens=_step_tokens(section.max_num_tokens, serving.max_rows, serving.max_seq_len, draft_len),
+        max_num_tokens=engine_step_tokens(section.max_num_tokens, serving.max_rows, serving.max_seq_len, draft_len),
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
         dtype=inputs.dtype,
@@ -92,16 +92,6 @@ def _record(inputs: EngineInputs, model: EngineModel) -> EngineRecord:
         kv_cache_dtype="fp8" if has_fp8_cache(inputs, model) else "auto",
         gpu_ids=tuple(range(max(1, tensor * pipeline // nodes))),
     )
-
-
-def _step_tokens(stated: int, rows: int, seq_len: int, draft_len: int) -> int:
-    """Tokens of one step as trtllm-build would change them by itself, so that command and engine agree.
-
-    At most all rows at full length, at least one block of 32 and one draft with its token per row
-    (tensorrt_llm/builder.py@008b2b8d and the check_max_num_tokens it calls).
-    """
-    tokens = max(min(stated, rows * seq_len), 32)
-    return max(tokens, rows * (draft_len + 1)) if draft_len else tokens
 
 
 def is_quantized_here(inputs: EngineInputs, model: EngineModel) -> bool:

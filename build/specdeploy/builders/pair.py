@@ -106,6 +106,16 @@ def _built(deployment: str, engines_root: Path) -> tuple[CurrentBuild | None, En
         return None, None
 
 
+def locate_built(deployment: str, role: str, source: TargetConfig, engines_root: Path) -> Path | None:
+    """Where the current build of a deployment keeps the checkpoint `source`; None where there is no such build."""
+    _, manifest = _built(deployment, engines_root)
+    for built in manifest.checkpoints if manifest is not None else ():
+        if manifest is not None and (built.role, built.reference) == (role, source.checkpoint):
+            folder = engines_root / manifest.build_id / built.folder
+            return folder if folder.is_dir() else None
+    return None
+
+
 def _are_sources_of(config: DeploymentConfig, current: CurrentBuild, manifest: EngineManifest) -> bool:
     """Whether the deployment still names the checkpoints that the build was made of, for the same lane."""
     named = [(role, source.checkpoint, source.revision) for role, source in _sources(config)]

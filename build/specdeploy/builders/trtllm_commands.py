@@ -24,7 +24,7 @@ from specdeploy.config.schema import TensorRtLlmConfig
 from specdeploy.contract import EngineModel, EngineRecord, Method
 from specdeploy.errors import BuildError, ConfigError
 from specdeploy.planner.hardware import HARDWARE
-from specdeploy.planner.memory import estimate_weight_bytes
+from specdeploy.planner.weight_bytes import estimate_weight_bytes
 from specdeploy.trtllm.facts import ConvertScript, Flag, build_flags, command_problems, convert_flags
 from specdeploy.trtllm.rule import METHODS_WITH_HEAD
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specdeploy.builders.engine_memory import describe_misfit
-from specdeploy.checkpoint import model_facts
 from specdeploy.checkpoint_contract import CheckpointInfo
 from specdeploy.config.schema import DeploymentConfig, PlainInstance, TensorRtLlmConfig
-from specdeploy.contract import Dtype, EngineModel, EngineRecord, MemoryBudget
+from specdeploy.contract import EngineModel, EngineRecord, MemoryBudget
 from specdeploy.errors import Violation
 from specdeploy.planner.hardware import HARDWARE
-from specdeploy.planner.memory import LoadedModel, budget_memory, estimate_weight_bytes
+from specdeploy.planner.loaded_models import is_draft_pair, loaded_models
+from specdeploy.planner.memory import budget_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,40 +48,16 @@ def budget_llm_objects(parts: DeploymentParts) -> MemoryBudget | None:
     """
     if parts.target is None or (parts.has_draft and parts.draft is None):
         return None
-    models = [_loaded(parts, instance, parts.target) for instance in parts.instances]
-    if parts.draft is not None:
-        models.insert(1, _loaded(parts, EngineModel.DRAFT, parts.draft))
     return budget_memory(
         HARDWARE[parts.section.gpu],
-        models,
+        loaded_models(parts.config, parts.section, parts.target, parts.draft),
         kv_cache_fraction=parts.section.kv_cache_fraction,
         max_num_tokens=parts.section.max_num_tokens,
         max_seq_len=parts.config.serving.max_seq_len,
         max_rows=parts.config.serving.max_rows,
-        is_draft_pair=parts.draft is not None,
+        is_draft_pair=is_draft_pair(parts.config, parts.draft),
         max_draft_tokens=parts.config.speculation.max_draft_len,
     )
-
-
-def _loaded(parts: DeploymentParts, model: EngineModel, info: CheckpointInfo) -> LoadedModel:
-    return LoadedModel(
-        model=model,
-        info=info,
-        tensor_parallel=parts.section.tensor_parallel,
-        pipeline_parallel=parts.section.pipeline_parallel,
-        gpu_ids=(),  # ranks from 0; every node holds the same share
-        weight_bytes_override=estimate_weight_bytes(info, parts.config.dtype, is_fp8_quantized=False),
-        kv_element_bytes=_kv_element_bytes(parts, info),
-    )
-
-
-def _kv_element_bytes(parts: DeploymentParts, info: CheckpointInfo) -> float:
-    """1 for fp8, by config or because the checkpoint quantises its cache; else the width of the arithmetic."""
-    if parts.section.kv_cache_dtype == "fp8":
-        return 1.0
-    stored = info.quantization.kv_cache_dtype if info.quantization is not None else None
-    num_bytes = None if stored is None else model_facts.dtype_bytes(stored.lower())
-    return float(num_bytes or (4 if parts.config.dtype is Dtype.FLOAT32 else 2))
 
 
 def find_misfits(parts: DeploymentParts, budget: MemoryBudget, file: str) -> list[Violation]:

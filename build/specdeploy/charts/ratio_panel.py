@@ -16,13 +16,19 @@ _FOREST_WIDTH, _FOREST_HEIGHT = 132, 16
 
 @dataclass(frozen=True, slots=True)
 class RatioPoint:
-    """One ratio with its interval. `tip` says it in words; `gap` is what stands at a level without a ratio."""
+    """One ratio with its interval. `tip` says it in words; `gap` is what stands at a level without a ratio.
+    `is_indicative`: drawn hollow and dashed, because nothing is decided by it."""
 
     level: float
     interval: tuple[float, float, float] | None  # ratio, low, high, all > 0
     outcome: Literal["faster", "slower", "undecided", "void"]
     tip: str
     gap: str = "void"
+    is_indicative: bool = False
+
+    @property
+    def css_class(self) -> str:
+        return f"{self.outcome} indicative" if self.is_indicative else self.outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +87,8 @@ def forest_row(point: RatioPoint, bounds: Sequence[float]) -> Markup:
     if point.interval is not None:
         ratio, low, high = (x.at(value) for value in point.interval)
         parts += [
-            rect(low, middle - 2.5, max(high - low, 1), 5, f"interval {point.outcome}", 2.5),
-            circle(ratio, middle, 4.5, f"dot {point.outcome}"),
+            rect(low, middle - 2.5, max(high - low, 1), 5, f"interval {point.css_class}", 2.5),
+            circle(ratio, middle, 4.5, f"dot {point.css_class}"),
         ]
     return svg(_FOREST_WIDTH, _FOREST_HEIGHT, point.tip, parts, "forest")
 
@@ -172,7 +178,7 @@ def _mark(point: RatioPoint, x: LogScale, y: LogScale) -> str:
         )
         return group([cross, text(at, y.at(1) - 10, point.gap, "note")], point.tip)
     ratio, low, high = (y.at(value) for value in point.interval)
-    tone = point.outcome
+    tone = point.css_class
     return group(
         [
             line(at, low, at, high, f"whisker {tone}"),

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from specdeploy.checkpoint import model_facts
 from specdeploy.checkpoint.eagle_head import canonical_name, is_eagle_head, layer_config, read_head_facts
+from specdeploy.checkpoint.head_counts import count_head
 from specdeploy.checkpoint.json_text import FETCH_AGAIN, ObjectReader, is_present, load_json_object
 from specdeploy.checkpoint.medusa_head import is_medusa_head, read_medusa_facts
 from specdeploy.checkpoint.safetensors_header import TensorEntry, WeightFiles, read_weight_files
@@ -152,6 +153,9 @@ def _describe(
             quantized=quantized,
             is_tied=bool(shape.tie_word_embeddings),
         )
+    elif head is not None:
+        elements = count_head(head, shape)
+        counts = None if elements is None else model_facts.ParameterCounts(elements, elements, {})
     elif is_unclear or num_caching != shape.num_layers:  # unknown experts, or layers that are not all alike
         counts = None
     else:

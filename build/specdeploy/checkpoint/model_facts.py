@@ -527,17 +527,26 @@ def count_by_config(config: ObjectReader, shape: DecoderShape, moe: MoeShape | N
     dense_layers = layers if moe is None else moe.num_dense_layers
     if dense_layers and shape.intermediate_size is None:
         return None
+    dense = 3 * hidden * (shape.intermediate_size or 0)
     embeddings = vocab * hidden * (1 if shape.tie_word_embeddings else 2)
-    total = embeddings + hidden + layers * (attention + 2 * hidden)
-    total += dense_layers * 3 * hidden * (shape.intermediate_size or 0)
+    total = embeddings + hidden + layers * (attention + 2 * hidden) + dense_layers * dense
     if moe is None:
-        return ParameterCounts(total, total, {})
+        return ParameterCounts(total, total, _mtp_by_config(config, hidden, attention + dense))
     if moe.expert_intermediate_size is None:
         return None
-    shared = 3 * hidden * (moe.shared_intermediate_size or 0)
-    total += moe.num_moe_layers * (shared + hidden * moe.num_experts)
-    expert = moe.num_moe_layers * 3 * hidden * moe.expert_intermediate_size
-    return ParameterCounts(total + expert * moe.num_experts, total + expert * moe.num_experts_per_token, {})
+    beside = 3 * hidden * (moe.shared_intermediate_size or 0) + hidden * moe.num_experts
+    expert = 3 * hidden * moe.expert_intermediate_size
+    mixture = beside + moe.num_experts * expert
+    total += moe.num_moe_layers * mixture
+    active = total - moe.num_moe_layers * (moe.num_experts - moe.num_experts_per_token) * expert
+    return ParameterCounts(total, active, _mtp_by_config(config, hidden, attention + mixture))
+
+
+def _mtp_by_config(config: ObjectReader, hidden: int, layer: int) -> dict[str, int]:
+    """Multi-token prediction modules: a layer like the last one with its norms, and the projection of token and state
+    side by side with two norms (arXiv:2412.19437, 2.2). Their tables are the model's own."""
+    modules = num_mtp_layers(config, None, {})
+    return {"mtp": modules * (layer + 2 * hidden + 2 * hidden * hidden + 3 * hidden)} if modules else {}
 
 
 def _attention_parameters(config: ObjectReader, shape: DecoderShape) -> int | None:

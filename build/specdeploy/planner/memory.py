@@ -13,49 +13,24 @@ reserve are estimates whose assumption stands in their line.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from specdeploy.checkpoint_contract import CheckpointInfo, CheckpointKind
-from specdeploy.contract import Dtype, EngineModel, MemoryBudget, MemoryLine
-from specdeploy.errors import CheckpointError
+from specdeploy.contract import EngineModel, MemoryBudget, MemoryLine
 from specdeploy.planner.hardware import Hardware
+from specdeploy.planner.model_memory import (
+    LoadedModel,
+    StepSizes,
+    activations_line,
+    kv_bytes_per_token,
+    weights_line,
+)
 from specdeploy.units import BYTES_PER_GIB, format_bytes
 
 # Paged caches are handed out in blocks of this many tokens (`trtllm-build --tokens_per_block`, default 32).
 TOKENS_PER_BLOCK = 32
 # Assumption, per engine and GPU: CUDA context, loaded kernels, NCCL buffers, workspaces and decoder state.
 RUNTIME_RESERVE_BYTES = 2 * BYTES_PER_GIB
-_LOGITS_BYTES = 4  # logits are float32
-_LOGITS_COPIES = 2  # logits, and the probabilities that sampling makes of them
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """One engine (or LLM instance, or draft head) as it will lie in memory.
-
-    `gpu_ids` in the order of ranks (rank = stage x tensor_parallel + shard); only the first
-    tensor_parallel x pipeline_parallel of them are used, and without any the ranks count from 0.
-    `weight_bytes_override` are the bytes of all weights where they are not those of the checkpoint (cast or quantised:
-    `estimate_weight_bytes`; heads added). `kv_element_bytes` is 2 for 16 bit, 1 for fp8.
-    `shards_embedding`: whether tensor parallelism splits the token embedding; the converters of the engine flow do so
-    with `--use_parallel_embedding` only.
-    """
-
-    model: EngineModel
-    info: CheckpointInfo
-    tensor_parallel: int
-    pipeline_parallel: int
-    gpu_ids: tuple[int, ...]
-    weight_bytes_override: int | None
-    kv_element_bytes: float
-    shards_embedding: bool = True
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """GPU of each rank."""
-        world = self.tensor_parallel * self.pipeline_parallel
-        return self.gpu_ids[:world] or tuple(range(world))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +44,6 @@ class _Share:
     @property
     def fixed_bytes(self) -> int:
         return sum(line.num_bytes for line in self.lines)
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """Sizes of one step, the same for every engine."""
-
-    max_num_tokens: int
-    num_logit_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,28 +80,57 @@ def budget_memory(
     `kv_bytes` <= 0 means that it does not fit, which callers refuse with the lines. Raises `CheckpointError` when the
     files do not say what a formula needs.
     """
-    step = _Step(max_num_tokens, max_rows * (1 + max_draft_tokens))
-    budgets = _count_gpus(hardware, models, step, kv_cache_fraction, is_draft_pair=is_draft_pair)
-    fullest = min(budgets, key=lambda budget: (budget.fewest_tokens, budget.kv_bytes))
-    kept_free = MemoryLine(
-        subject="kept free",
-        formula=f"(1 - kv_cache_fraction {kv_cache_fraction:g}) x {fullest.room_bytes} left",
-        num_bytes=fullest.room_bytes - fullest.kv_bytes,
-    )
+    step = StepSizes(max_num_tokens, max_rows * (1 + max_draft_tokens))
+    ranks = budget_ranks(hardware, models, step, kv_cache_fraction, max_seq_len, is_draft_pair=is_draft_pair)
+    return fullest_rank(ranks, max_seq_len, is_draft_pair=is_draft_pair)
+
+
+def budget_ranks(
+    hardware: Hardware,
+    models: Sequence[LoadedModel],
+    step: StepSizes,
+    kv_cache_fraction: float,
+    max_seq_len: int,
+    *,
+    is_draft_pair: bool,
+) -> tuple[MemoryBudget, ...]:
+    """Every GPU by itself, in order, with the tokens that it alone would allow the engines on it."""
     alone = [model for model in models if model.model is EngineModel.TARGET] or list(models)
-    without_draft = _count_gpus(hardware, alone, step, kv_cache_fraction, is_draft_pair=False)
-    kv_tokens = {model: min(b.kv_tokens[model] for b in budgets if model in b.kv_tokens) for model in _names(models)}
+    tokens_alone = {
+        gpu_id: _count_gpu(hardware, gpu_id, alone, step, kv_cache_fraction, is_draft_pair=False).fewest_tokens
+        for gpu_id in _gpu_ids(alone)
+    }
+    return tuple(
+        _rank_budget(
+            hardware,
+            _count_gpu(hardware, gpu_id, models, step, kv_cache_fraction, is_draft_pair=is_draft_pair),
+            kv_cache_fraction,
+            max_seq_len,
+            tokens_alone.get(gpu_id, 0),
+        )
+        for gpu_id in _gpu_ids(models)
+    )
+
+
+def fullest_rank(ranks: Sequence[MemoryBudget], max_seq_len: int, *, is_draft_pair: bool) -> MemoryBudget:
+    """The rank that allows the fewest tokens, with what the engines may cache on all of theirs."""
+    fullest = min(ranks, key=lambda rank: (min(rank.kv_tokens.values()), rank.kv_bytes))
+    kv_tokens: dict[EngineModel, int] = {}
+    per_token: dict[EngineModel, int] = {}
+    for rank in ranks:
+        per_token |= rank.kv_bytes_per_token
+        for model, tokens in rank.kv_tokens.items():
+            kv_tokens[model] = min(tokens, kv_tokens.get(model, tokens))
     if is_draft_pair:
         kv_tokens = dict.fromkeys(kv_tokens, min(kv_tokens.values()))
-    return MemoryBudget(
-        gpu=f"{hardware.name} (GPU {fullest.gpu_id})",
-        num_bytes=hardware.memory_bytes,
-        lines=(*(line for share in fullest.shares for line in share.lines), kept_free),
-        kv_bytes=fullest.kv_bytes,
-        kv_bytes_per_token={model.model: _kv_bytes_per_token(model) for model in models},
-        kv_tokens=kv_tokens,
-        max_sequences=min(kv_tokens.values()) // max_seq_len,
-        max_sequences_without_draft=min(budget.fewest_tokens for budget in without_draft) // max_seq_len,
+    with_target = [rank for rank in ranks if EngineModel.TARGET in rank.kv_tokens] or list(ranks)
+    return fullest.model_copy(
+        update={
+            "kv_bytes_per_token": per_token,
+            "kv_tokens": kv_tokens,
+            "max_sequences": min(kv_tokens.values()) // max_seq_len,
+            "max_sequences_without_draft": min(rank.max_sequences_without_draft for rank in with_target),
+        }
     )
 
 
@@ -159,39 +155,44 @@ def describe_budget(budget: MemoryBudget) -> list[str]:
     return lines
 
 
-def estimate_weight_bytes(info: CheckpointInfo, dtype: Dtype, *, is_fp8_quantized: bool) -> int | None:
-    """Bytes of all weights once loaded: cast to `dtype`, or fp8 with embedding, output layer and norms in `dtype`.
-
-    A checkpoint that is quantised already keeps its size. None = the files do not say.
-    """
-    if info.quantization is not None or info.num_parameters is None:
-        return info.num_bytes
-    element_bytes = 4 if dtype is Dtype.FLOAT32 else 2
-    if not is_fp8_quantized:
-        return info.num_parameters * element_bytes
-    table = (info.vocabulary.embedding_rows or info.vocabulary.config_vocab_size or 0) * (info.hidden_size or 0)
-    head = 0 if info.tie_word_embeddings else table
-    kept = min(info.num_parameters, table + head + _num_norm_elements(info))
-    return (info.num_parameters - kept) + kept * element_bytes
+def largest_item(lines: Sequence[MemoryLine]) -> str:
+    """The line that takes most, for people."""
+    line = max((line for line in lines if line.subject not in ("kept free", "left")), key=lambda line: line.num_bytes)
+    return f"{line.subject}, {format_bytes(line.num_bytes)}"
 
 
 # --- one GPU --------------------------------------------------------------------------------------------------------
 
 
-def _count_gpus(
-    hardware: Hardware, models: Sequence[LoadedModel], step: _Step, kv_cache_fraction: float, *, is_draft_pair: bool
-) -> list[_GpuBudget]:
-    gpu_ids = sorted({gpu_id for model in models for gpu_id in model.ranks})
-    return [
-        _count_gpu(hardware, gpu_id, models, step, kv_cache_fraction, is_draft_pair=is_draft_pair) for gpu_id in gpu_ids
-    ]
+def _gpu_ids(models: Sequence[LoadedModel]) -> list[int]:
+    return sorted({gpu_id for model in models for gpu_id in model.ranks})
+
+
+def _rank_budget(
+    hardware: Hardware, counted: _GpuBudget, kv_cache_fraction: float, max_seq_len: int, tokens_alone: int
+) -> MemoryBudget:
+    kept_free = MemoryLine(
+        subject="kept free",
+        formula=f"(1 - kv_cache_fraction {kv_cache_fraction:g}) x {counted.room_bytes} left",
+        num_bytes=counted.room_bytes - counted.kv_bytes,
+    )
+    return MemoryBudget(
+        gpu=f"{hardware.name} (GPU {counted.gpu_id})",
+        num_bytes=hardware.memory_bytes,
+        lines=(*(line for share in counted.shares for line in share.lines), kept_free),
+        kv_bytes=counted.kv_bytes,
+        kv_bytes_per_token={share.model: share.kv_bytes_per_token for share in counted.shares},
+        kv_tokens=dict(counted.kv_tokens),
+        max_sequences=counted.fewest_tokens // max_seq_len,
+        max_sequences_without_draft=tokens_alone // max_seq_len,
+    )
 
 
 def _count_gpu(
     hardware: Hardware,
     gpu_id: int,
     models: Sequence[LoadedModel],
-    step: _Step,
+    step: StepSizes,
     kv_cache_fraction: float,
     *,
     is_draft_pair: bool,
@@ -207,17 +208,18 @@ def _count_gpu(
     return _GpuBudget(gpu_id, shares, room, kv_bytes, tokens)
 
 
-def _share(model: LoadedModel, gpu_id: int, step: _Step) -> _Share:
+def _share(model: LoadedModel, gpu_id: int, step: StepSizes) -> _Share:
     lines = (
-        _weights_line(model, gpu_id),
-        _activations_line(model, step),
+        weights_line(model, gpu_id),
+        activations_line(model, step),
         MemoryLine(
             subject=f"runtime of {model.model}",
             formula="assumed: CUDA context, kernels, NCCL, workspaces, decoder state",
             num_bytes=RUNTIME_RESERVE_BYTES,
         ),
+        *model.reserves,
     )
-    return _Share(model.model, lines, _kv_bytes_per_token(model))
+    return _Share(model.model, lines, kv_bytes_per_token(model))
 
 
 def _whole_blocks(num_bytes: int, bytes_per_token: int) -> int:
@@ -225,139 +227,6 @@ def _whole_blocks(num_bytes: int, bytes_per_token: int) -> int:
     if num_bytes <= 0 or bytes_per_token <= 0:
         return 0
     return num_bytes // bytes_per_token // TOKENS_PER_BLOCK * TOKENS_PER_BLOCK
-
-
-def _names(models: Sequence[LoadedModel]) -> Iterator[EngineModel]:
-    yield from (model.model for model in models)
-
-
-# --- weights --------------------------------------------------------------------------------------------------------
-
-
-def _weights_line(model: LoadedModel, gpu_id: int) -> MemoryLine:
-    """Weights of one rank: shards of all but the norms, its stage's layers, embedding first and output layer last."""
-    info, shards, stages = model.info, model.tensor_parallel, model.pipeline_parallel
-    total = _weight_bytes(model)
-    table, head = _table_bytes(model, total)
-    norms = min(_num_norm_elements(info) * _element_bytes(model, total), total - table - head)
-    layers = total - table - head - norms
-    stage = model.ranks.index(gpu_id) // shards
-    part, text = layers, f"{layers} B of layers"
-    if stages > 1:
-        num_layers = _fact(info, "num_layers")
-        part = math.ceil(layers * math.ceil(num_layers / stages) / num_layers)
-        text = f"{part} B of layers in stage {stage + 1} of {stages}"
-    # A tied table serves as output layer too. Whether an engine keeps one copy or two is not stated: two are counted.
-    second = table if info.tie_word_embeddings else head
-    own_table, own_head = (table if stage == 0 else 0), (second if stage == stages - 1 else 0)
-    sharded = part + own_head + (own_table if model.shards_embedding else 0)
-    whole = norms + (0 if model.shards_embedding else own_table)
-    text += f" + embedding {own_table}" if model.shards_embedding else ""
-    text += f" + output layer {own_head}" + (" (tied, counted again)" if info.tie_word_embeddings and own_head else "")
-    copied = f"norms {norms}" + ("" if model.shards_embedding else f" + embedding {own_table}")
-    return MemoryLine(
-        subject=f"weights of {model.model}",
-        formula=f"({text}) / {shards} + {copied}",
-        num_bytes=math.ceil(sharded / shards) + whole,
-    )
-
-
-def _weight_bytes(model: LoadedModel) -> int:
-    if model.weight_bytes_override is not None:
-        return model.weight_bytes_override
-    if model.info.num_bytes is not None:
-        return model.info.num_bytes
-    return _fact(model.info, "num_parameters") * 2
-
-
-def _element_bytes(model: LoadedModel, total: int) -> int:
-    """Bytes of a weight that is not quantised: 4 where the whole checkpoint is that wide, else 2."""
-    parameters = model.info.num_parameters
-    return 4 if parameters and total > 3 * parameters else 2
-
-
-def _table_bytes(model: LoadedModel, total: int) -> tuple[int, int]:
-    """Bytes of the token embedding and of the output layer (0 when tied); 0, 0 for a head, which borrows both."""
-    info = model.info
-    if info.kind is not CheckpointKind.CAUSAL_LM:
-        return 0, 0
-    rows = info.vocabulary.embedding_rows or info.vocabulary.config_vocab_size or 0
-    table = min(rows * (info.hidden_size or 0) * _element_bytes(model, total), total)
-    head = 0 if info.tie_word_embeddings else min(table, total - table)
-    return table, head
-
-
-def _num_norm_elements(info: CheckpointInfo) -> int:
-    """Two norms a layer and one at the end, each as wide as the model."""
-    return (2 * (info.num_layers or 0) + 1) * (info.hidden_size or 0)
-
-
-# --- activations and caches -----------------------------------------------------------------------------------------
-
-
-def _activations_line(model: LoadedModel, step: _Step) -> MemoryLine:
-    """Activations of one decoder block at the largest step, 16 bit, plus logits.
-
-    One block, because buffers are used again from layer to layer, and linear in the tokens of a step
-    (NVIDIA/TensorRT-LLM docs/source/reference/memory.md@5a211b91). The factors are an estimate: residual stream and its
-    norm, queries, keys and values, gate and up projection with their product.
-    """
-    info, shards = model.info, model.tensor_parallel
-    if info.kind is CheckpointKind.MEDUSA:
-        return MemoryLine(subject=f"activations of {model.model}", formula="counted with its target", num_bytes=0)
-    hidden = _fact(info, "hidden_size")
-    heads, kv_heads = info.num_heads or 0, info.num_kv_heads or info.num_heads or 0
-    qkv = math.ceil((heads + 2 * kv_heads) * (info.head_dim or 0) / shards)
-    mlp = math.ceil(3 * _intermediate_size(info) / shards)
-    block = step.max_num_tokens * (2 * hidden + qkv + mlp) * 2
-    vocabulary = info.vocabulary.lm_head_rows or info.vocabulary.config_vocab_size or 0
-    logits = step.num_logit_rows * vocabulary * _LOGITS_BYTES * _LOGITS_COPIES
-    return MemoryLine(
-        subject=f"activations of {model.model}",
-        formula=(
-            f"estimated: {step.max_num_tokens} tokens x (2 x {hidden} + {qkv} + {mlp}) x 2 B + {step.num_logit_rows} "
-            f"rows x {vocabulary} logits x {_LOGITS_BYTES} B x {_LOGITS_COPIES}"
-        ),
-        num_bytes=block + logits,
-    )
-
-
-def _intermediate_size(info: CheckpointInfo) -> int:
-    """Width of the feed-forward part that one token passes: of all its experts together in a mixture."""
-    dense = info.intermediate_size or 0
-    if info.moe is None:
-        return dense
-    experts = info.moe.num_experts_per_token * (info.moe.expert_intermediate_size or dense)
-    return max(dense, experts + (info.moe.shared_intermediate_size or 0))
-
-
-def _kv_bytes_per_token(model: LoadedModel) -> int:
-    """2 x layers x ceil(kv_heads / tp) x head_dim x bytes on one GPU; fewer heads than shards are copied.
-
-    A latent cache (MLA) is whole on every shard. Medusa heads keep none.
-    """
-    info = model.info
-    if info.kind is CheckpointKind.MEDUSA:
-        return 0
-    elements = _fact(info, "kv_elements_per_token")
-    row = 2 * (info.num_kv_heads or 0) * (info.head_dim or 0)
-    if row and elements % row == 0 and elements // row <= (info.num_layers or 0):
-        kv_heads = info.num_kv_heads or 0
-        stage_layers = math.ceil(elements // row / model.pipeline_parallel)
-        per_gpu = 2 * stage_layers * math.ceil(kv_heads / model.tensor_parallel) * (info.head_dim or 0)
-    else:
-        per_gpu = math.ceil(elements / model.pipeline_parallel)
-    return math.ceil(per_gpu * model.kv_element_bytes)
-
-
-def _fact(info: CheckpointInfo, name: str) -> int:
-    value: int | None = getattr(info, name)
-    if value is None:
-        raise CheckpointError(
-            f"{info.reference}: {name} is not stated by its files, and the memory of an engine cannot be counted "
-            "without it. Complete its config.json"
-        )
-    return value
 
 
 def _signed(num_bytes: int) -> str:

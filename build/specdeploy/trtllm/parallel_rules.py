@@ -22,6 +22,16 @@ def tokens_per_step(speculation: SpeculationConfig) -> int:
     return speculation.max_draft_len
 
 
+def engine_step_tokens(stated: int, rows: int, seq_len: int, draft_len: int) -> int:
+    """Tokens of one step as trtllm-build would change them by itself, so that command and engine agree.
+
+    At most all rows at full length, at least one block of 32 and one draft with its token per row
+    (tensorrt_llm/builder.py@008b2b8d and the check_max_num_tokens it calls).
+    """
+    tokens = max(min(stated, rows * seq_len), 32)
+    return max(tokens, rows * (draft_len + 1)) if draft_len else tokens
+
+
 def _refuse_gpus_beyond_nodes(facts: DeploymentFacts) -> Violation | None:
     section = facts.section
     room = GPUS_PER_NODE * section.num_nodes

@@ -11,7 +11,9 @@ from specdeploy.config.schema import Gpu
 from specdeploy.contract import Dtype, EngineModel, MemoryBudget
 from specdeploy.errors import CheckpointError
 from specdeploy.planner.hardware import HARDWARE
-from specdeploy.planner.memory import LoadedModel, budget_memory, describe_budget, estimate_weight_bytes
+from specdeploy.planner.memory import budget_memory, describe_budget
+from specdeploy.planner.model_memory import LoadedModel
+from specdeploy.planner.weight_bytes import estimate_weight_bytes
 
 VOCABULARY = 128_256
 

@@ -37,5 +37,5 @@ python3 -m specdeploy.builders.trtllm_warmup /workspace/engines/deepseek-v3-mtp
 #   - runtime of target            2.0 GiB  assumed: CUDA context, kernels, NCCL, workspaces, decoder state
 #   - kept free                    7.4 GiB  (1 - kv_cache_fraction 0.85) x 52682064384 left
 #   = key/value caches            41.7 GiB
-#   target: 637216 tokens x 70272 B = 41.7 GiB
-#   full-length requests at once: 77 (77 with the target alone)
+#   target: 607360 tokens x 73728 B = 41.7 GiB
+#   full-length requests at once: 74 (74 with the target alone)
