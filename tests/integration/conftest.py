@@ -1,13 +1,15 @@
 """One real Triton server per session, serving `llm` on a tiny random Llama through the whole build side."""
 
+import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from helpers.deployment_files import write_deployment
@@ -18,6 +20,7 @@ from specdeploy.config.load import LoadedDeployment, load_deployment
 from specdeploy.packager.repository import pack_repository
 from specdeploy.serving.launch import plan_launch
 from specdeploy.serving.server import ServerState, start_server, stop_server
+from specdeploy.serving.server_log import read_log_tail
 from specdeploy_client.server_facts import ServerFacts, parse_server_facts
 
 SERVING = {"max_rows": 4, "max_queue": 40, "max_seq_len": 256, "prefill_chunk": 32}
@@ -72,6 +75,49 @@ class Deployed:
         lines = [line for line in self.metrics_text.splitlines() if line.startswith(f"{name}{{")]
         assert len(lines) == 1, lines
         return float(lines[0].rsplit(" ", 1)[1])
+
+
+LOG_TAIL_LINES = 40
+DEATH_WAIT_S = 1.0  # connections break before the process has written its last words
+# What Triton's own handler of signals prints; it may hang in there, with the process still alive.
+_SIGNAL_LINE = re.compile(r"^Signal \((\d+)\) received", re.MULTILINE)
+
+
+def death_of(state: ServerState) -> str | None:
+    """How a server died and the end of its log; None while it lives."""
+    exit_code: int | None = None
+    is_there = False
+    try:
+        process = psutil.Process(state.pid)
+        if abs(process.create_time() - state.create_time) < 2.0:
+            exit_code = process.wait(timeout=DEATH_WAIT_S)
+    except psutil.NoSuchProcess:
+        pass
+    except psutil.TimeoutExpired:
+        is_there = True
+    log = read_log_tail(Path(state.log_path))
+    printed = _SIGNAL_LINE.search(log)
+    if is_there and printed is None:
+        return None
+    if exit_code is not None:
+        how = f"signal {-exit_code}" if exit_code < 0 else f"exit status {exit_code}"
+    else:
+        how = "nobody saw its exit status" if printed is None else f"signal {printed[1]}, by its log"
+    how += ", its process still hangs" if is_there else ""
+    tail = "\n".join(log.splitlines()[-LOG_TAIL_LINES:])
+    return f"the Triton server of '{state.deployment}' died ({how}). The end of {state.log_path}:\n{tail}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """A test whose server died fails by that, not by whichever connection broke first (docs/reliability.md)."""
+    try:
+        return (yield)
+    except Exception as error:
+        servers = [value.state for value in getattr(item, "funcargs", {}).values() if isinstance(value, Deployed)]
+        if deaths := [death for death in map(death_of, servers) if death is not None]:
+            raise AssertionError("\n\n".join(deaths)) from error
+        raise
 
 
 def prepare(root: Path, name: str, overrides: dict[str, Any] | None = None) -> LoadedDeployment:

@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as triton_grpc
 from tokenizers import Tokenizer
 
-from integration.conftest import Deployed, deploy
+from integration.conftest import Deployed, death_of, deploy
 from specdeploy.serving.server import stop_server
 from specdeploy_client.cli import main as client_main
 from specdeploy_client.transport import (
@@ -374,7 +374,10 @@ def test_a_server_killed_mid_request_is_one_clear_error(tmp_path: Path) -> None:
             async for _ in stream:
                 pass
 
+        assert death_of(victim.state) is None
         with pytest.raises(ServerUnreachableError, match=victim.grpc_url):
             run(victim, kill)
+        told = f"the Triton server of 'victim' died (signal 9). The end of {victim.state.log_path}:\n"
+        assert str(death_of(victim.state)).startswith(told)
     finally:
         stop_server(tmp_path / "state", "victim")

@@ -22,11 +22,12 @@ from specdeploy.manifest import CurrentBuild, load_current_build
 from specdeploy.runtime.request import RequestStats, RowUpdate
 from specdeploy.serving.adapters.base import Adapter
 from specdeploy.serving.detokenize import OutputText
+from specdeploy.serving.late_answers import LateAnswers
 from specdeploy.serving.metrics import ServingMetrics
 from specdeploy.serving.request import ServingLimits, ServingRequest, parse_request
 from specdeploy.serving.responses import final_tensors, message_tensors
 from specdeploy.serving.router import route
-from specdeploy.serving.tokenizer import count_emittable_ids, load_tokenizer
+from specdeploy.serving.tokenizer import count_emittable_ids, load_eos_ids, load_tokenizer
 
 ENGINES_ROOT_VARIABLE = "SPECDEPLOY_ENGINES_ROOT"
 CANARY_VARIABLE = "SPECDEPLOY_CANARY"
@@ -44,7 +45,7 @@ class TritonPythonModel:
             engines_root = Path(os.environ[ENGINES_ROOT_VARIABLE])
             build = load_current_build(engines_root, deployment)
             self._tokenizer = load_tokenizer(engines_root / build.target_folder)
-            self._eos_ids = _eos_ids(engines_root / build.target_folder)
+            self._eos_ids = load_eos_ids(engines_root / build.target_folder)
             self._limits = _limits(build, self._tokenizer, engines_root / build.target_folder)
             self._is_canary = os.environ.get(CANARY_VARIABLE) == "1"
             self._adapter: Adapter = _load_adapter(build, engines_root, is_canary=self._is_canary)
@@ -52,6 +53,7 @@ class TritonPythonModel:
         except SpecDeployError as error:
             raise pb_utils.TritonModelException(f"{ERROR_PREFIX}{error}") from None
         self._segments = {plan.segment for plan in build.plan.segments}
+        self._late_answers = LateAnswers()
 
     def execute(self, requests: list[Any]) -> None:
         """Start every request; answers follow through its response sender."""
@@ -73,6 +75,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Fail what is in flight and stop the engine."""
         self._adapter.close()
+        self._late_answers.close()
 
     def _responder(self, request: Any, sender: Any, parsed: ServingRequest, arrival_ns: int) -> "_Responder":
         segment = parsed.segment if parsed.segment in self._segments else OTHER_SEGMENT
@@ -91,6 +94,7 @@ class TritonPythonModel:
             off_reason=off_reason,
             arrival_ns=arrival_ns,
             on_finish=lambda stats: self._finish(segment, stats),
+            late_answers=self._late_answers,
         )
 
     def _finish(self, segment: str, stats: RequestStats) -> None:
@@ -111,8 +115,10 @@ class _Responder:
         off_reason: str,
         arrival_ns: int,
         on_finish: Callable[[RequestStats], None],
+        late_answers: LateAnswers,
     ) -> None:
         self._sender = sender
+        self._late_answers = late_answers
         self._parsed = parsed
         self._text = text
         self._requested_outputs = requested_outputs
@@ -166,14 +172,24 @@ class _Responder:
     def fail(self, message: str) -> None:
         """End the request with an error."""
         self._on_finish(RequestStats())
-        _send_error(self._sender, message)
+        self._send_last(lambda: _send_error(self._sender, message))
 
     def _send(self, tensors: dict[str, np.ndarray[Any, Any]], *, is_final: bool) -> None:
         response = pb_utils.InferenceResponse(
             [pb_utils.Tensor(name, value) for name, value in tensors.items() if name in self._requested_outputs]
         )
-        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_final else 0
-        self._sender.send(response, flags=flags)
+        if is_final:
+            final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+            self._send_last(lambda: self._sender.send(response, flags=final))
+        else:
+            self._sender.send(response, flags=0)
+
+    def _send_last(self, send: Callable[[], None]) -> None:
+        """At once, or in a moment where the client has gone: see `late_answers`."""
+        if self.is_cancelled():
+            self._late_answers.send_later(send)
+        else:
+            send()
 
 
 def _tensors(request: Any) -> dict[str, np.ndarray[Any, Any]]:
@@ -201,17 +217,6 @@ def _load_adapter(build: CurrentBuild, engines_root: Path, *, is_canary: bool) -
     from specdeploy.serving.adapters.torch import TorchAdapter
 
     return TorchAdapter(build, engines_root, is_canary=is_canary)
-
-
-def _eos_ids(folder: Path) -> frozenset[int]:
-    """End-of-sequence ids of generation_config.json, else config.json; both may hold one id or a list."""
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        if path.is_file():
-            value = json.loads(path.read_text()).get("eos_token_id")
-            if value is not None:
-                return frozenset(value if isinstance(value, list) else [value])
-    raise SpecDeployError(f"{folder}: eos_token_id is in neither generation_config.json nor config.json. Add it")
 
 
 def _limits(build: CurrentBuild, tokenizer: Tokenizer, folder: Path) -> ServingLimits:
