@@ -20,7 +20,8 @@ export PIP_NO_INPUT := 1
 # Folders are named build, client, engines, configs and tests: every target must be phony or make finds it up to date.
 .PHONY: help install format check test test-fast golden schema lock clean
 .PHONY: gpu-check
-.PHONY: bench-engine bench-peers soak bench-client bench-aiperf aiperf
+.PHONY: bench-engine bench-peers soak bench-client bench-aiperf aiperf bench-planner
+.PHONY: plan calibrate profile
 .PHONY: inspect trim-vocab engines verify-manifest repo serve stop status query smoke bench verify gate report demo
 
 help: ## Print the targets
@@ -63,6 +64,16 @@ demo: $(STAMP) ## The whole path for the demo, then a row per drafting method in
 
 inspect: $(STAMP) ## Prove from files that the draft of DEPLOYMENT fits its target, or ARGS="--target DIR --draft DIR"
 	@$(BIN)/specdeploy inspect $(if $(findstring --target,$(ARGS)),,$(DEPLOYMENT)) $(ARGS)
+
+plan: $(STAMP) ## Decide whether speculation will pay for DEPLOYMENT, up to which load, with which K -> plans/; needs no GPU
+	@code=0; $(BIN)/specdeploy plan $(DEPLOYMENT) $(ARGS) || code=$$?
+	[ "$$code" -le 2 ] || exit "$$code" # a verdict is an answer: 0 go, 1 no-go, 2 measure first
+
+calibrate: $(STAMP) ## Measure step times of DEPLOYMENT's engine for plan (lane torch), or ARGS="--run artifacts/NAME"
+	@$(BIN)/specdeploy calibrate $(DEPLOYMENT) $(ARGS)
+
+profile: $(STAMP) ## Measure the acceptance of DEPLOYMENT on its own prompts for plan (lane torch)
+	@$(BIN)/specdeploy profile $(DEPLOYMENT) $(ARGS)
 
 trim-vocab: $(STAMP) ## A draft with a smaller lm_head: ARGS="--draft DIR --corpus FILE --keep N --output DIR"
 	@$(BIN)/specdeploy trim-vocab $(ARGS)
@@ -143,6 +154,10 @@ bench-client: $(STAMP) ## The client itself: cost per message, lag of 64 streams
 	@for script in message_cost stream_lag many_records known_truth; do
 		echo "== $$script"; $(BIN)/python "benchmarks/client/$$script.py"
 	done
+
+bench-planner: $(STAMP) ## Predicted against published, split into fitted and held-out; the simulator's speed
+	@$(BIN)/python benchmarks/planner/published.py $(ARGS)
+	PYTHONPATH=build $(BIN)/python benchmarks/planner/simulator_speed.py
 
 bench-aiperf: $(STAMP) ## The same load by AIPerf, in .venv-aiperf, and by us
 	@$(BIN)/python benchmarks/client/beside_aiperf.py $(ARGS)

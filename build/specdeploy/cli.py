@@ -1,4 +1,5 @@
-"""The command line `specdeploy`. Exit codes: 0 pass, 1 fail, 64 usage, 70 internal, 130 interrupted.
+"""The command line `specdeploy`. Exit codes: 0 pass, 1 fail, 2 measure first (`plan`), 64 usage, 70 internal, 130
+interrupted.
 
 Heavy libraries are imported by the command that needs them, so that `specdeploy --help` answers at once.
 """
@@ -11,13 +12,17 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from specdeploy.commands.calibrate import calibrate
+from specdeploy.commands.options import CONFIGS, ENGINES, AsJson, ConfigsRoot, Deployment, EnginesRoot
+from specdeploy.commands.plan import plan as plan_command
+from specdeploy.commands.profile_acceptance import profile
 from specdeploy.config.load import load_deployment
 from specdeploy.config.schema import is_valid_name
 from specdeploy.contract import Lane, Method
@@ -34,7 +39,8 @@ EXIT_FAIL = 1
 EXIT_USAGE = 64
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
-_CLICK_USAGE = 2  # what the option parser exits with; our own commands never use 2
+# typer carries its own copy of click in newer versions; its base class of usage errors is found without naming either.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 # Distribution extra that brings a module which only some commands need.
 _EXTRA_OF_MODULE = {
@@ -56,13 +62,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Deployment = Annotated[str, typer.Argument(help="Name of a file in configs/deployments, or the path of a YAML file.")]
-ConfigsRoot = Annotated[Path, typer.Option(help="Folder that holds deployments/.")]
-EnginesRoot = Annotated[Path, typer.Option(help="Where builds are kept.")]
 RepoRoot = Annotated[Path, typer.Option(help="Where Triton model repositories are kept, one folder per deployment.")]
 StateRoot = Annotated[Path, typer.Option(help="Where logs and state of running servers are kept.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, do nothing.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 Strict = Annotated[bool, typer.Option("--strict", help="Every warning that --allow does not name is a failure.")]
 Allow = Annotated[
@@ -76,8 +78,6 @@ AllowBuild = Annotated[
     ),
 ]
 
-CONFIGS = Path("configs")
-ENGINES = Path("engines")
 REPOS = Path("triton_repo")
 STATE = Path(".specdeploy")
 
@@ -149,6 +149,11 @@ def inspect(
         _console().print(render_pair(report))
     if blocking:
         raise typer.Exit(EXIT_FAIL)
+
+
+app.command("plan")(plan_command)
+app.command("calibrate")(calibrate)
+app.command("profile")(profile)
 
 
 @app.command()
@@ -233,6 +238,9 @@ def build(
         bool,
         typer.Option("--prune", help="Afterwards remove converted checkpoints; engines stay, and are not built again."),
     ] = False,
+    plan: Annotated[
+        Path | None, typer.Option(help="plan.json of `specdeploy plan`: its K by load instead of the config's.")
+    ] = None,
 ) -> None:
     """Make the engines of a deployment, or reuse them, and point the deployment to them.
 
@@ -251,6 +259,12 @@ def build(
     if prune and dry_run:
         raise typer.BadParameter("--prune removes what a build left; a dry run leaves nothing")
     loaded = load_deployment(deployment, configs_root)
+    decided = None
+    if plan is not None:
+        from specdeploy.builders.planned import load_plan, with_plan
+
+        decided = load_plan(plan).plan
+        loaded = with_plan(loaded, decided, plan)
     consent = Consent(is_strict=strict, allow=tuple(allow or ()))
     if dry_run:
         _say("\n".join(_dry_run(loaded, engines_root, consent, probe)))
@@ -262,7 +276,7 @@ def build(
         said.add(line)
         _say(line)
 
-    result = build_deployment(loaded, engines_root, report=report, consent=consent)
+    result = build_deployment(loaded, engines_root, report=report, consent=consent, plan=decided)
     # What was found before the build is printed by now; the rest is what the build itself checked.
     checks = [line for check in result.manifest.checks if (line := f"{check.name}: {check.detail}") not in said]
     if result.reused and checks:
@@ -469,19 +483,19 @@ def _counting(text: str, num_bytes: int, *, quiet: bool) -> Iterator[Callable[[i
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code; nothing raises through here."""
     try:
-        app(args=list(arguments), prog_name="specdeploy")
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        return EXIT_USAGE if code == _CLICK_USAGE else code
+        code = app(args=list(arguments), prog_name="specdeploy", standalone_mode=False)
+    except _UsageError as error:
+        cast(Any, error).show()
+        return EXIT_USAGE
     except SpecDeployError as error:
         _console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}")
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAIL
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         _console(stderr=True).print("interrupted")
         return EXIT_INTERRUPTED
     except Exception as error:
         return _report_internal(error, debug="--debug" in arguments)
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _report_internal(error: Exception, *, debug: bool) -> int:

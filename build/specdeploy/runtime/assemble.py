@@ -63,8 +63,34 @@ class EngineSettings:
     trees: Mapping[Method, TreePaths] = field(default_factory=lambda: MappingProxyType({}))
 
 
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """What an engine is put together from: its target, the drafter beside it (None: it never drafts), and the target's
+    key/value memory."""
+
+    model: DecoderModel
+    drafter: Drafter | None
+    cache: KvCache
+
+
 def load_engine(target_folder: Path, draft_folder: Path | None, settings: EngineSettings) -> Engine:
     """Load everything and put it together. Raises CheckpointError for a checkpoint that cannot be served so."""
+    parts = load_parts(target_folder, draft_folder, settings)
+    return Engine(
+        parts.model,
+        parts.drafter,
+        max_rows=settings.max_rows,
+        max_queue=settings.max_queue,
+        prefill_chunk=settings.prefill_chunk,
+        num_token_ids=settings.num_token_ids,
+        cache=parts.cache,
+        policy=draft_length_policy(settings),
+        clock=time.perf_counter_ns,
+    )
+
+
+def load_parts(target_folder: Path, draft_folder: Path | None, settings: EngineSettings) -> EngineParts:
+    """Load everything. Raises CheckpointError for a checkpoint that cannot be served so."""
     model = load_target(target_folder, settings)
     if settings.device.type == "cuda":
         model = GraphedModel.of(model)
@@ -76,17 +102,7 @@ def load_engine(target_folder: Path, draft_folder: Path | None, settings: Engine
     cache = shared or model.new_cache(
         settings.max_rows, num_tokens=settings.kv_cache_tokens, extra_tokens=extra_tokens(drafter, settings)
     )
-    return Engine(
-        model,
-        drafter,
-        max_rows=settings.max_rows,
-        max_queue=settings.max_queue,
-        prefill_chunk=settings.prefill_chunk,
-        num_token_ids=settings.num_token_ids,
-        cache=cache,
-        policy=_policy(settings),
-        clock=time.perf_counter_ns,
-    )
+    return EngineParts(model, drafter, cache)
 
 
 def load_target(folder: Path, settings: EngineSettings) -> DecoderModel:
@@ -202,7 +218,7 @@ def _num_tokens(model: DecoderModel, settings: EngineSettings) -> int:
     return min(model.vocab_size, settings.num_token_ids or model.vocab_size)
 
 
-def _policy(settings: EngineSettings) -> DraftLengthPolicy | None:
+def draft_length_policy(settings: EngineSettings) -> DraftLengthPolicy | None:
     """None drafts as deep as requests allow."""
     if not settings.is_draft_len_dynamic or settings.max_draft_len < 1:
         return None

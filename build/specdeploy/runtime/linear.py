@@ -48,6 +48,14 @@ class Linear:
         return out[:num_rows] if is_padded else out
 
 
+def computed_sizes(most: int, device: torch.device, dtype: torch.dtype) -> tuple[int, ...]:
+    """Numbers of rows that products are computed for, rising, up to the first that holds `most`; () where every number
+    is its own."""
+    if not can_pack(device, dtype if dtype is not torch.bfloat16 or has_bfloat16_products() else torch.float32):
+        return ()
+    return (*range(1, _EXACT_ROWS + 1), *range(_EXACT_ROWS + _ROW_MULTIPLE, most + _ROW_MULTIPLE, _ROW_MULTIPLE))
+
+
 def has_bfloat16_products() -> bool:
     """Whether oneDNN multiplies bfloat16 on this processor by more than its reference code. True where it cannot say:
     then nothing is changed."""

@@ -105,7 +105,7 @@ def parse_request(
         raise RequestError("min_tokens", f"{min_tokens} exceeds max_tokens {max_tokens}")
     return ServingRequest(
         prompt=prompt,
-        prompt_ids=_encode_prompt(prompt, tokenizer),
+        prompt_ids=encode_prompt(prompt, tokenizer),
         max_tokens=max_tokens,
         sampling=_sampling(tensors, tokenizer, limits, min_tokens),
         stop_ids=_stop_ids(tensors, limits, eos_ids) | stop_tokens,
@@ -175,7 +175,7 @@ def _prompt(tensors: Tensors, limits: ServingLimits) -> str:
         raise RequestError("text_input", f"not valid UTF-8 at byte {error.start}", "Send UTF-8 text") from None
 
 
-def _encode_prompt(prompt: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+def encode_prompt(prompt: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Token ids with the tokenizer's own special tokens; a begin token that the text already spells is not doubled."""
     ids = tokenizer.encode(prompt).ids
     plain = tokenizer.encode(prompt, add_special_tokens=False).ids if len(ids) > 1 and ids[0] == ids[1] else None

@@ -28,3 +28,17 @@ def count_emittable_ids(tokenizer: Tokenizer, folder: Path) -> int:
     if not isinstance(vocab_size, int):
         raise SpecDeployError(f"{folder / 'config.json'}: vocab_size: {vocab_size} is no number. Fetch the file again")
     return min(vocab_size, count_token_ids(tokenizer))
+
+
+def load_eos_ids(folder: Path) -> frozenset[int]:
+    """End-of-sequence ids of generation_config.json, else config.json; both may hold one id or a list.
+
+    Raises SpecDeployError where neither says it.
+    """
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if path.is_file():
+            value = json.loads(path.read_text()).get("eos_token_id")
+            if value is not None:
+                return frozenset(value if isinstance(value, list) else [value])
+    raise SpecDeployError(f"{folder}: eos_token_id is in neither generation_config.json nor config.json. Add it")

@@ -242,9 +242,14 @@ def _guided_output(compiler: GrammarCompiler, request: ServingRequest) -> Guided
 
 def load_build_engine(build: CurrentBuild, engines_root: Path) -> Engine:
     """The engine of a build. Raises SpecDeployError for what cannot be served."""
+    return load_engine(*engine_sources(build, engines_root))
+
+
+def engine_sources(build: CurrentBuild, engines_root: Path) -> tuple[Path, Path | None, EngineSettings]:
+    """What the engine of a build is loaded from: target, draft where there is one, and how to run them."""
     target = engines_root / build.target_folder
     draft = None if build.draft_folder is None else engines_root / build.draft_folder
-    return load_engine(target, draft, _engine_settings(build.config, count_token_ids(load_tokenizer(target))))
+    return target, draft, _engine_settings(build.config, count_token_ids(load_tokenizer(target)))
 
 
 def _engine_settings(config: DeploymentConfig, num_token_ids: int) -> EngineSettings:

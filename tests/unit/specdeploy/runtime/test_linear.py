@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from specdeploy.runtime import linear
-from specdeploy.runtime.linear import Linear, can_pack
+from specdeploy.runtime.linear import Linear, can_pack, computed_sizes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -62,3 +62,11 @@ def test_prompts_of_all_lengths_need_few_kernels(monkeypatch: pytest.MonkeyPatch
     for num_rows in range(1, 257):
         assert layer(torch.randn(num_rows, 8)).shape == (num_rows, 8)
     assert len(seen) == 32 + 7
+
+
+def test_the_sizes_that_products_are_computed_for() -> None:
+    cpu = torch.device("cpu")
+    if can_pack(cpu, torch.float32):
+        assert computed_sizes(65, cpu, torch.float32) == (*range(1, 33), 64, 96)
+        assert computed_sizes(64, cpu, torch.bfloat16)[-1] == 64
+    assert computed_sizes(65, torch.device("cuda"), torch.float32) == ()

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, processors
 from helpers.tiny_checkpoint import make_tokenizer
 from helpers.trained_tokenizers import BLANK_TEMPLATE, CHAT_TEMPLATE, NAMES, rendering_of
 from specdeploy.errors import ClientError
-from specdeploy.serving.request import _encode_prompt
+from specdeploy.serving.request import encode_prompt
 from specdeploy_client.chat import ChatTemplate
 from specdeploy_client.workloads.render import Rendering, TokenCounter, find_token_counter, load_token_counter
 
@@ -41,7 +41,7 @@ def _double_begin(tokenizer: Tokenizer) -> Tokenizer:
 def test_counts_are_those_of_our_server(name: str, template: ChatTemplate | None, text: str) -> None:
     rendering = rendering_of(name, template)
     counter, prompt = rendering.require_counter("prompts"), rendering.prompt(text)
-    assert tuple(counter.ids(prompt)) == _encode_prompt(prompt, counter.tokenizer)
+    assert tuple(counter.ids(prompt)) == encode_prompt(prompt, counter.tokenizer)
 
 
 def test_two_begin_tokens_of_the_tokenizer_itself_stay() -> None:
