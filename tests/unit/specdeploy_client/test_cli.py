@@ -310,8 +310,8 @@ def test_a_foreign_endpoint_is_measured_as_it_is(server: MockLlmServer, tmp_path
 
 
 def test_two_endpoints_are_compared(server: MockLlmServer, tmp_path: Path) -> None:
-    server.behaviour = replace(server.behaviour, step_s=0.002)
-    with serve_mock(MockBehaviour(draft_len=0, step_s=0.002)) as off:
+    server.behaviour = replace(server.behaviour, step_s=0.02)
+    with serve_mock(MockBehaviour(draft_len=0, step_s=0.02)) as off:
         arguments = [*_demo(server), *SHORT, "--off-url", off.grpc_url]
         assert cli.main(["bench", *arguments]) == 0
         assert off.requests
@@ -457,7 +457,7 @@ def test_a_run_of_void_cells_exits_2(server: MockLlmServer, capsys: pytest.Captu
 def test_refused_warm_up_requests_are_told(server: MockLlmServer, capsys: pytest.CaptureFixture[str]) -> None:
     # Request 0 is the probe, 1 the first of the warm-up, which is asked again more plainly.
     numbers = frozenset({1, 2})
-    server.behaviour = replace(server.behaviour, failure=MockFailure.REFUSE, fail_numbers=numbers, step_s=0.002)
+    server.behaviour = replace(server.behaviour, failure=MockFailure.REFUSE, fail_numbers=numbers, step_s=0.02)
     assert cli.main(["bench", *_demo(server), *SHORT]) == 0
     assert "chat at concurrency 2, off: 1 warm-up requests were not answered" in capsys.readouterr().err
 
